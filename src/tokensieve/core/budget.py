@@ -1,0 +1,149 @@
+"""From a count, a ratio or a schedule to one integer for each block. No torch: used by the command line too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from tokensieve.errors import BudgetError, OptionError, nearest
+
+__all__ = ["SCHEDULES", "Keep", "average_of", "counts_for", "counts_for_average", "parse_keep", "target_count"]
+
+Keep = int | float | Sequence[int | float]
+SCHEDULES = ("constant", "linear", "geometric")
+
+
+def parse_keep(text: str) -> int | float | list[int | float]:
+    """A budget as typed: "60" is a count, "0.4" a ratio, "1" one patch and "1.0" all of them, "0.7,0.5,40" a list."""
+
+    def one(part: str) -> int | float:
+        part = part.strip()
+        try:
+            return float(part) if any(c in part for c in ".eE") else int(part)
+        except ValueError:
+            raise BudgetError(f"keep: {part!r} is not a number; give a count (60) or a ratio (0.4)") from None
+
+    parts = [one(p) for p in text.split(",")]
+    return parts if len(parts) > 1 else parts[0]
+
+
+def target_count(n: int, keep: int | float) -> int:
+    """How many of n patches `keep` asks for: an int is a count (never more than n), a float a ratio in (0, 1]."""
+    if isinstance(keep, bool):
+        raise BudgetError(f"keep={keep}: give a count (60) or a ratio (0.4)")
+    if isinstance(keep, int):
+        if keep < 1:
+            raise BudgetError(f"keep={keep}: at least one patch must remain")
+        return min(keep, n)
+    if not 0.0 < keep <= 1.0:
+        raise BudgetError(
+            f"keep={keep}: a ratio lies in (0, 1]; for a count give a whole number, {max(1, round(keep))}"
+        )
+    return max(1, round(keep * n))
+
+
+def counts_for(
+    n: int,
+    blocks: int,
+    keep: Keep,
+    schedule: str = "constant",
+    floor: Callable[[int], int] | None = None,
+) -> list[int]:
+    """Patches remaining after each of `blocks` reducing blocks, non-increasing, the last one what `keep` asks for.
+
+    schedule: "constant" removes equally many at each block (rounding carried on), "linear" removes most at the first
+    and linearly fewer at each later one, "geometric" removes the same share at each. Ignored where `keep` is a list.
+    floor: the fewest patches that one reduction of n can leave. Where a schedule would ask for more at one block than
+    that, the excess moves to earlier blocks; where no schedule can do it, BudgetError gives the floor.
+    """
+    if schedule not in SCHEDULES:
+        raise OptionError(f"unknown schedule {schedule!r}.{nearest(schedule, SCHEDULES)}")
+    floor = floor or (lambda _: 1)
+    if isinstance(keep, Sequence):
+        counts = _listed(n, blocks, keep)
+    else:
+        end = target_count(n, keep)
+        lowest = n
+        for _ in range(blocks):
+            lowest = max(1, floor(lowest))
+        if end < lowest:
+            raise BudgetError(
+                f"keep={keep} asks for {end} of {n} patches, but with {blocks} reducing block(s) this method cannot go "
+                f"under {lowest}: keep at least {lowest}, or reduce at more blocks"
+            )
+        counts = _spread(n, blocks, end, schedule)
+        for i in range(blocks - 1, 0, -1):
+            while max(1, floor(counts[i - 1])) > counts[i]:
+                counts[i - 1] -= 1
+    before = n
+    for i, count in enumerate(counts):
+        if count < max(1, floor(before)):
+            raise BudgetError(
+                f"from {before} to {count} patches at reducing block {i}: this method cannot go under "
+                f"{max(1, floor(before))} in one step"
+            )
+        before = count
+    return counts
+
+
+def _spread(n: int, blocks: int, end: int, schedule: str) -> list[int]:
+    gone = n - end
+    if schedule == "constant":
+        return [n - gone * (i + 1) // blocks for i in range(blocks)]
+    if schedule == "linear":
+        total, sofar, counts = blocks * (blocks + 1) // 2, 0, []
+        for i in range(blocks):
+            sofar += blocks - i
+            counts.append(n - gone * sofar // total)
+        return counts
+    return [round(n * (end / n) ** ((i + 1) / blocks)) for i in range(blocks)]
+
+
+def _listed(n: int, blocks: int, keep: Sequence[int | float]) -> list[int]:
+    if len(keep) != blocks:
+        raise BudgetError(f"keep lists {len(keep)} budgets for {blocks} reducing block(s): give one for each")
+    counts = [target_count(n, k) for k in keep]
+    for a, b in pairwise(counts):
+        if b > a:
+            raise BudgetError(f"keep={list(keep)} grows from {a} to {b} patches: a later block cannot bring any back")
+    return counts
+
+
+def average_of(n: int, at: Sequence[int], counts: Sequence[int], depth: int) -> float:
+    """Patches leaving a block, averaged over all `depth` blocks."""
+    after = dict(zip(at, counts, strict=True))
+    total, current = 0, n
+    for block in range(depth):
+        current = after.get(block, current)
+        total += current
+    return total / depth
+
+
+def counts_for_average(
+    n: int,
+    at: Sequence[int],
+    depth: int,
+    keep_average: int | float,
+    schedule: str = "constant",
+    floor: Callable[[int], int] | None = None,
+) -> list[int]:
+    """The counts whose layer average comes nearest to `keep_average` (a count, or a ratio of n).
+
+    The average cannot fall under what the blocks before the first cut and the method's own floor leave of it:
+    BudgetError prints that figure.
+    """
+    target = target_count(n, keep_average)
+    options: list[tuple[float, list[int]]] = []
+    for end in range(1, n + 1):
+        try:
+            counts = counts_for(n, len(at), end, schedule, floor)
+        except BudgetError:
+            continue
+        options.append((average_of(n, at, counts, depth), counts))
+    lowest = options[0][0]
+    if target < lowest - 0.5:
+        raise BudgetError(
+            f"keep_average={keep_average} asks for {target} of {n} patches on average over {depth} blocks, but "
+            f"reducing at block(s) {', '.join(map(str, at))} cannot go under {lowest:.1f} ({lowest / n:.3f})"
+        )
+    return min(options, key=lambda o: abs(o[0] - target))[1]

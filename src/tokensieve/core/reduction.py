@@ -1,0 +1,113 @@
+"""What a method decided, as plain tensors: which patches stay and how the others are folded in.
+
+Applying, masking, scattering back to the grid, pictures and statistics all read the same object.
+Imports torch only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+__all__ = ["Reduction", "complement", "take_tokens"]
+
+
+def take_tokens(x: Tensor, index: Tensor) -> Tensor:
+    """Rows `index` (B, K) of x (B, L, D) -> (B, K, D). Copies rows; `torch.gather` reads an index a value."""
+    batch, length, width = x.shape
+    rows = index + torch.arange(batch, device=x.device).unsqueeze(1) * length
+    return x.reshape(batch * length, width).index_select(0, rows.flatten()).view(batch, -1, width)
+
+
+def complement(keep: Tensor, n: int) -> Tensor:
+    """The indices of 0..n-1 that are not in keep (B, K) -> (B, n - K), ascending. Static shape, no loop over images."""
+    gone = torch.ones(keep.shape[0], n, dtype=torch.int64, device=keep.device).scatter(1, keep, 0)
+    # the dropped ones rank above the kept ones, and among themselves by position
+    rank = gone * (2 * n) - torch.arange(n, device=keep.device)
+    return rank.topk(n - keep.shape[1], dim=1).indices
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """N patches (and M tokens made earlier) become K patches (and E or M made ones).
+
+    keep: (B, K) int64, ascending, into the N patches the method was shown.
+    drop: (B, N - K), the others; needed where `into` is given.
+    into: (B, N - K), for each dropped patch the slot 0..K-1 of the kept one that it is averaged into. None: it is gone.
+    extra: (B, E, N + M), each row the weights (summing to 1) of a token that is made of the patches and of the tokens
+        made earlier, which it replaces. None: tokens made earlier stay as they are.
+    scores: (B, N), what the choice was made by, higher = rather kept. None where a method has no such number.
+    """
+
+    keep: Tensor
+    drop: Tensor | None = None
+    into: Tensor | None = None
+    extra: Tensor | None = None
+    scores: Tensor | None = None
+
+    def apply(
+        self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, P+N+M, D) -> (B, P+K+E, D) and the new sizes.
+
+        size: (B, N+M), how many patches each token stands for; None means one each. Averages are weighted by it. The
+        sizes come back None as long as nothing was ever merged, so that plain dropping costs one gather.
+        """
+        batch, length, _ = x.shape
+        n = length - prefix - made
+        if self.into is not None and size is None:
+            size = torch.ones(batch, n + made, dtype=torch.float32, device=x.device)
+        index = self._rows(batch, prefix, n, 0 if self.extra is not None else made)
+        out = take_tokens(x, index)
+        new_size = None
+        if size is not None:
+            new_size = size.gather(1, index[:, prefix:] - prefix)
+            if self.into is not None:
+                out, new_size = self._fold(x, out, prefix, size, new_size)
+        if self.extra is not None:
+            token = torch.bmm(self.extra.to(x.dtype), x[:, prefix:])
+            out = torch.cat([out, token], dim=1)
+            if new_size is not None and size is not None:
+                # a made token stands for all that went into it
+                new_size = torch.cat([new_size, ((self.extra > 0) * size.unsqueeze(1)).sum(-1)], dim=1)
+        return out, new_size
+
+    def _rows(self, batch: int, prefix: int, n: int, made: int) -> Tensor:
+        """(B, P+K+M) rows of the full sequence that survive: the prefix, the kept patches, the tokens made earlier."""
+        parts = [self.keep + prefix]
+        if prefix:
+            parts.insert(0, torch.arange(prefix, device=self.keep.device).expand(batch, -1))
+        if made:
+            parts.append(torch.arange(prefix + n, prefix + n + made, device=self.keep.device).expand(batch, -1))
+        return torch.cat(parts, dim=1)
+
+    def _fold(self, x: Tensor, out: Tensor, prefix: int, size: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the dropped patches to the kept ones they belong to, as means weighted by size."""
+        assert self.drop is not None
+        assert self.into is not None
+        batch, length, width = out.shape
+        gone = size.gather(1, self.drop)
+        total = kept.scatter_add(1, self.into, gone)
+        lead = torch.ones(batch, prefix, dtype=kept.dtype, device=kept.device)
+        acc = out * torch.cat([lead, kept], dim=1).unsqueeze(-1)  # float32 where x is half: sizes are
+        share = take_tokens(x, self.drop + prefix) * gone.unsqueeze(-1)
+        rows = self.into + prefix + torch.arange(batch, device=x.device).unsqueeze(1) * length
+        acc = acc.view(-1, width).index_add(0, rows.flatten(), share.view(-1, width)).view(batch, length, width)
+        out = acc / torch.cat([lead, total], dim=1).unsqueeze(-1)
+        return out.to(x.dtype), total
+
+    def slots(self, n: int) -> Tensor:
+        """(B, n): for each of the n patches the slot it ended in, -1 where it was dropped for good."""
+        batch, k = self.keep.shape
+        slot = torch.full((batch, n), -1, dtype=torch.int64, device=self.keep.device)
+        slot = slot.scatter(1, self.keep, torch.arange(k, device=slot.device).expand(batch, -1))
+        if self.into is not None and self.drop is not None:
+            slot = slot.scatter(1, self.drop, self.into)
+        return slot
+
+    def mask(self, n: int) -> Tensor:
+        """(B, n) bool: True for the patches that stay."""
+        empty = torch.zeros(self.keep.shape[0], n, dtype=torch.bool, device=self.keep.device)
+        return empty.scatter(1, self.keep, True)

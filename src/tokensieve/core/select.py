@@ -1,0 +1,66 @@
+"""Which tokens stay: pure functions that return ascending indices. Imports torch only."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokensieve.core.score import cosine
+
+__all__ = ["dpp", "max_min", "strided", "top"]
+
+
+def top(scores: Tensor, k: int) -> Tensor:
+    """The k highest of each row of (B, N) -> (B, k), ascending."""
+    return scores.topk(k, dim=1, sorted=False).indices.sort(dim=1).values
+
+
+def strided(n: int, k: int, batch: int, device: torch.device | None = None) -> Tensor:
+    """k of n positions, evenly spaced, the same for every image: (B, k)."""
+    index = (torch.arange(k, device=device) * 2 + 1) * n // (2 * k)
+    return index.expand(batch, -1)
+
+
+def max_min(x: Tensor, k: int) -> Tensor:
+    """Greedy max-min of 1 - cos over (B, N, D) -> (B, k), ascending.
+
+    Starts with the token farthest from its nearest neighbour, then adds the one farthest from all chosen. k steps of
+    O(N), over the whole batch at once; an N x N matrix is held.
+    """
+    distance = 1.0 - cosine(x, x)
+    batch, n, _ = distance.shape
+    itself = torch.eye(n, dtype=torch.bool, device=x.device)
+    first = distance.masked_fill(itself, float("inf")).amin(dim=-1).argmax(dim=-1)
+    chosen = [first]
+    row = torch.arange(batch, device=x.device)
+    nearest = distance[row, first]
+    nearest = nearest.scatter(1, first.unsqueeze(1), float("-inf"))
+    for _ in range(k - 1):
+        pick = nearest.argmax(dim=-1)
+        chosen.append(pick)
+        nearest = torch.minimum(nearest, distance[row, pick]).scatter(1, pick.unsqueeze(1), float("-inf"))
+    return torch.stack(chosen, dim=1).sort(dim=1).values
+
+
+def dpp(kernel: Tensor, k: int) -> Tensor:
+    """Greedy MAP of a determinantal point process with kernel (B, N, N) -> (B, k), ascending.
+
+    Each step takes the token with the largest conditional variance d and updates it by one row of the Cholesky factor.
+    Where the kernel's rank is spent, the remaining picks follow the (clamped) d and stay distinct.
+    """
+    batch, n, _ = kernel.shape
+    row = torch.arange(batch, device=kernel.device)
+    d = kernel.diagonal(dim1=1, dim2=2).clone()
+    open_ = torch.zeros_like(d)
+    factor = torch.zeros(batch, k, n, dtype=kernel.dtype, device=kernel.device)
+    chosen = []
+    for step in range(k):
+        pick = (d + open_).argmax(dim=-1)
+        chosen.append(pick)
+        done = factor[:, :step]  # (B, step, N)
+        dot = torch.einsum("bs,bsn->bn", done[row, :, pick], done)
+        e = (kernel[row, pick] - dot) / d[row, pick].clamp_min(1e-12).sqrt().unsqueeze(1)
+        factor[:, step] = e
+        d = (d - e * e).clamp_min(0.0)
+        open_ = open_.scatter(1, pick.unsqueeze(1), float("-inf"))
+    return torch.stack(chosen, dim=1).sort(dim=1).values

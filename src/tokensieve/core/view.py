@@ -1,0 +1,141 @@
+"""What a method may look at: the tokens of one layer and, only if asked for, what that layer's attention says of them.
+
+Imports torch only. Adapters build it; methods read it; tests build it by hand with `TokenView.of`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from tokensieve.core.score import attention_columns, attention_received, query_attention
+
+__all__ = ["TokenView"]
+
+
+class TokenView:
+    """The tokens at one cut: P prefix tokens (CLS first, then registers), N patches, M tokens made by earlier cuts.
+
+    Everything is computed when it is asked for and not before. `cls_attention` and its like include the layer's own
+    bias (log-size after merging): they are what the layer really did.
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        q: Tensor,
+        k: Tensor,
+        *,
+        scale: float,
+        prefix: int,
+        has_cls: bool,
+        made: int = 0,
+        size: Tensor | None = None,
+        bias: Tensor | None = None,
+        log_sum: Tensor | None = None,
+        origin: Tensor | None = None,
+        depth: float = 0.0,
+        text: Tensor | None = None,
+        project: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """tokens: (B, P+N+M, D), the residual stream after attention, before the second norm.
+
+        q, k: (B, H, P+N+M, d) per head, norms and rotations applied. bias: (B, P+N+M), added to every row of logits.
+        log_sum: (B, H, P+N+M), each row's log-sum-exp as the fused kernel left it; computed if absent.
+        size: (B, N+M) patches each token stands for. origin: (B, N) index of each patch in the full grid.
+        depth: this block's place in the encoder, 0 for the first, towards 1 for the last.
+        text: (T, E) or (B, T, E) features in the joint space, into which `project` takes patches.
+        """
+        self.tokens, self.q, self.k = tokens, q, k
+        self.scale, self.prefix, self.has_cls, self.made = scale, prefix, has_cls, made
+        self.bias, self.depth, self.text = bias, depth, text
+        self._size, self._log_sum, self._origin, self._project = size, log_sum, origin, project
+
+    @classmethod
+    def of(cls, tokens: Tensor, heads: int = 1, prefix: int = 1, has_cls: bool = True, **rest: object) -> TokenView:
+        """A view of bare features (B, P+N, D): they stand in for the queries and keys as well."""
+        batch, length, width = tokens.shape
+        split = tokens.view(batch, length, heads, width // heads).transpose(1, 2)
+        scale = (width // heads) ** -0.5
+        return cls(tokens, split, split, scale=scale, prefix=prefix, has_cls=has_cls, **rest)  # type: ignore[arg-type]
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def n(self) -> int:
+        """How many patches are left."""
+        return self.tokens.shape[1] - self.prefix - self.made
+
+    @property
+    def x(self) -> Tensor:
+        """(B, N, D) residual stream of the patches."""
+        return self.tokens[:, self.prefix : self.prefix + self.n]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """(B, N, d) keys of the patches, averaged over heads: the similarity space of ToMe."""
+        return self.k.mean(dim=1)[:, self.prefix : self.prefix + self.n]
+
+    @property
+    def size(self) -> Tensor:
+        """(B, N) patches that each one stands for; ones until something was merged."""
+        if self._size is None:
+            return torch.ones(self.batch, self.n, device=self.tokens.device)
+        return self._size[:, : self.n]
+
+    @property
+    def origin(self) -> Tensor:
+        """(B, N) index of each patch in the full grid."""
+        if self._origin is None:
+            return torch.arange(self.n, device=self.tokens.device).expand(self.batch, -1)
+        return self._origin
+
+    @cached_property
+    def log_sum(self) -> Tensor:
+        """(B, H, P+N+M) log of each attention row's denominator."""
+        if self._log_sum is not None:
+            return self._log_sum
+        logits = self.q @ self.k.transpose(-1, -2) * self.scale
+        if self.bias is not None:
+            logits = logits + self.bias[:, None, None, :]
+        return logits.float().logsumexp(dim=-1)
+
+    @cached_property
+    def _cls_row(self) -> Tensor:
+        return query_attention(self.q[:, :, 0], self.k, self.scale, self.bias)[:, self.prefix :]
+
+    def cls_attention(self, made: bool = False) -> Tensor:
+        """(B, N) attention that CLS pays to each patch, mean over heads; (B, N+M) with `made`. One row, not a map."""
+        if not self.has_cls:
+            raise TypeError("this tower has no CLS token: use view.importance()")
+        return self._cls_row if made else self._cls_row[:, : self.n]
+
+    @cached_property
+    def _received(self) -> Tensor:
+        return attention_received(self.q, self.k, self.scale, self.bias, self.log_sum)[:, self.prefix :]
+
+    def importance(self, made: bool = False) -> Tensor:
+        """CLS attention where there is a CLS, the mean attention received where there is none. Shapes as above."""
+        if self.has_cls:
+            return self.cls_attention(made)
+        return self._received if made else self._received[:, : self.n]
+
+    def attention_to(self, j: Tensor) -> Tensor:
+        """(B, N, J) attention of every patch to the patches j (B, J): softmax over all keys, mean over heads.
+
+        Exact without an N x N map: each row's denominator comes from the fused kernel.
+        """
+        p, end = self.prefix, self.prefix + self.n
+        columns = self.k[:, :, p:end]
+        bias = None if self.bias is None else self.bias[:, p:end]
+        return attention_columns(self.q[:, :, p:end], columns, j, self.scale, bias, self.log_sum[:, :, p:end])
+
+    @cached_property
+    def joint(self) -> Tensor:
+        """(B, N, E) patches in the space that `text` lives in."""
+        return self.x if self._project is None else self._project(self.x)

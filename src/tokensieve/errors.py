@@ -1,0 +1,54 @@
+"""The errors a user can cause. Each message names what was wrong and what to do; the command line prints it alone.
+
+A leaf: imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "BudgetError",
+    "MissingMaterialError",
+    "OptionError",
+    "TokensieveError",
+    "UnknownNameError",
+    "UnsupportedModelError",
+    "nearest",
+]
+
+
+class TokensieveError(Exception):
+    """Base of all errors that come from what was asked, not from a defect."""
+
+
+class UnsupportedModelError(TokensieveError, TypeError):
+    """The model has no tokens to drop, or is of a family that no adapter knows, or is already attached."""
+
+
+class UnknownNameError(TokensieveError, LookupError):
+    """A method, option or model name that does not exist."""
+
+
+class OptionError(TokensieveError, ValueError):
+    """An option with a value outside its range, or two options that contradict each other."""
+
+
+class BudgetError(TokensieveError, ValueError):
+    """A budget that cannot be met."""
+
+
+class MissingMaterialError(TokensieveError, FileNotFoundError):
+    """Weights or data that are not on this machine."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """' Did you mean "x"?' when something close is known, then the list. Made to end an error message."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f' Did you mean "{close[0]}"?' if close else ""
+    return f"{hint} Known: {', '.join(names) or 'none'}."

@@ -1,0 +1,76 @@
+"""The one abstract method a new member supplies. Imports core only."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tokensieve.core import merge
+from tokensieve.core.reduction import Reduction
+from tokensieve.core.select import top
+from tokensieve.core.view import TokenView
+from tokensieve.errors import OptionError
+
+__all__ = ["Method", "Selector", "check"]
+
+
+def check(condition: bool, option: str, value: object, rule: str) -> None:
+    """Raise an error that names the option, its value and the rule it breaks."""
+    if not condition:
+        raise OptionError(f"{option}={value!r}: {rule}")
+
+
+@dataclass(kw_only=True)
+class Method(ABC):
+    """Decides what happens to the patches of one layer. Subclasses are dataclasses: their fields are the options.
+
+    proportional: add log(size) to later attention, so that a merged token weighs as many patches as it stands for.
+    """
+
+    proportional: bool = True
+
+    one_cut: ClassVar[bool] = False  # default place: one cut at half depth, instead of spread over all blocks
+    schedule: ClassVar[str] = "constant"  # how a ratio is spread where nothing is said
+    needs_log_sum: ClassVar[bool] = False  # reads attention columns: the adapter keeps the kernel's log-sum-exp
+    uses_positions: ClassVar[bool] = False  # permuting the patches does not simply permute the result
+    differentiable: ClassVar[bool] = False  # gradients flow through the decision, not only through the tokens
+
+    @abstractmethod
+    def reduce(self, view: TokenView, keep: int) -> Reduction:
+        """Reduce view.n patches to exactly `keep`, 1 <= keep <= view.n; keep == view.n is the identity."""
+
+    def floor(self, n: int, prefix: int) -> int:
+        """The fewest patches that one reduction of n can leave."""
+        return 1
+
+    def own_keep(self) -> int | None:
+        """The budget that the method's own options ask for, where none is given."""
+        return None
+
+
+@dataclass(kw_only=True)
+class Selector(Method):
+    """A method that scores patches and keeps the best; the rest is dropped, or folded into what stays.
+
+    fold: average each dropped patch into its nearest kept one (key cosine, weighted by size) instead of dropping it.
+    """
+
+    fold: bool = False
+
+    @abstractmethod
+    def score(self, view: TokenView, keep: int) -> Tensor:
+        """(B, N), the `keep` highest stay."""
+
+    def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
+        """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
+        scores = self.score(view, keep)
+        return top(scores, keep), scores
+
+    def reduce(self, view: TokenView, keep: int) -> Reduction:
+        index, scores = self.select(view, keep)
+        if self.fold and keep < view.n:
+            return merge.fold(index, view.keys, scores)
+        return Reduction(keep=index, scores=scores)

@@ -1,0 +1,44 @@
+"""CDPruner: Beyond Attention or Similarity: Maximizing Conditional Diversity (arXiv 2506.10967). Imports core only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tokensieve.core.score import cosine, minmax, relevance
+from tokensieve.core.select import dpp
+from tokensieve.core.view import TokenView
+from tokensieve.methods.base import Selector, check
+
+__all__ = ["CDPruner"]
+
+
+@dataclass(kw_only=True)
+class CDPruner(Selector):
+    """Keep a set that is diverse and relevant to a text: greedy MAP of a determinantal point process.
+
+    Kernel diag(r) S diag(r): S the cosines of the patches, r their mean cosine to the text features, scaled to [0, 1]
+    in each image, + 1e-6. relevance="plain" takes that sign; "released" the negative, as the authors' code does.
+    Without a text every r is 1 and the choice is by diversity alone. One cut by default.
+    """
+
+    relevance: str = "plain"
+    one_cut: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check(self.relevance in ("plain", "released"), "relevance", self.relevance, 'give "plain" or "released"')
+
+    def score(self, view: TokenView, keep: int) -> Tensor:
+        """(B, N) relevance to the text; ones without one."""
+        if view.text is None:
+            return torch.ones(view.batch, view.n, device=view.tokens.device)
+        r = relevance(view.joint, view.text).float()
+        return minmax(-r if self.relevance == "released" else r) + 1e-6
+
+    def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
+        r = self.score(view, keep)
+        kernel = cosine(view.x, view.x).float() * r.unsqueeze(1) * r.unsqueeze(2)
+        return dpp(kernel, keep), r

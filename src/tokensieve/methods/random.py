@@ -1,0 +1,30 @@
+"""Random selection: the control. Imports core only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tokensieve.core.score import image_hash, unit_noise
+from tokensieve.core.view import TokenView
+from tokensieve.methods.base import Selector
+
+__all__ = ["Random"]
+
+
+@dataclass(kw_only=True)
+class Random(Selector):
+    """Keep patches at random.
+
+    Drawn for each image from (seed, hash of its tokens), without a generator: a batch equals its singles, images
+    differ, and the same seed gives the same result. Not a joke: on LLaVA-1.5 at -67 % tokens random selection beats six
+    of eight published methods (UniPruneBench).
+    """
+
+    seed: int = 0
+    uses_positions: ClassVar[bool] = True
+
+    def score(self, view: TokenView, keep: int) -> Tensor:
+        return unit_noise(image_hash(view.tokens), view.origin, self.seed)

@@ -1,0 +1,1 @@
+"""One folder or file an application: what uses the adapters. Imports adapters, methods, core, results."""
