@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tokensieve._torchvision import arrange
 from tokensieve._version import VERSION
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from tokensieve.methods.registry import list_methods, make_method, register_method
 
 __version__ = VERSION
+
+arrange()
 
 _WHERE = {
     "Attachment": "adapters.attach",

@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import MissingMaterialError
 
 __all__ = ["MEAN", "STD", "onnx_path", "preprocess", "saliency_head", "vit_s14_openclip", "vit_s14_timm", "weights"]
@@ -109,7 +108,6 @@ def vit_s14_openclip(size: int = 224, output_tokens: bool = False) -> nn.Module:
     open_clip's patch convolution has no bias, so the bias is folded into the patch positions; there is no `ln_pre`, and
     `proj` is None. LayerNorms have eps 1e-6. Against ONNX Runtime: 1e-4 on real photos (tested).
     """
-    declare_missing_schemas()
     from open_clip.transformer import LayerNorm, VisionTransformer
 
     _check_size(size)
@@ -145,7 +143,6 @@ def vit_s14_openclip(size: int = 224, output_tokens: bool = False) -> nn.Module:
 
 def vit_s14_timm(size: int = 224) -> nn.Module:
     """The model as timm's `VisionTransformer`, without classifier: returns CLS after the last norm, (B, 384)."""
-    declare_missing_schemas()
     from timm.models.vision_transformer import VisionTransformer
 
     _check_size(size)
@@ -199,7 +196,6 @@ def saliency_head() -> nn.Module:
 
 def preprocess(size: int = 224) -> Callable[..., Tensor]:
     """PIL image -> (3, size, size): bicubic resize, centre crop, ImageNet mean and deviation."""
-    declare_missing_schemas()
     from torchvision.transforms import v2
 
     _check_size(size)
