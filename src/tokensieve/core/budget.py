@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from numbers import Integral
 
 from tokensieve.errors import BudgetError, OptionError, nearest
 
@@ -29,12 +31,12 @@ def parse_keep(text: str) -> int | float | list[int | float]:
 
 def target_count(n: int, keep: int | float) -> int:
     """How many of n patches `keep` asks for: an int is a count (never more than n), a float a ratio in (0, 1]."""
-    if isinstance(keep, bool):
-        raise BudgetError(f"keep={keep}: give a count (60) or a ratio (0.4)")
-    if isinstance(keep, int):
+    if isinstance(keep, bool | str) or not math.isfinite(keep):
+        raise BudgetError(f"keep={keep!r}: give a count (60) or a ratio (0.4)")
+    if isinstance(keep, Integral):  # numpy's integers are counts too
         if keep < 1:
             raise BudgetError(f"keep={keep}: at least one patch must remain")
-        return min(keep, n)
+        return min(int(keep), n)
     if not 0.0 < keep <= 1.0:
         raise BudgetError(
             f"keep={keep}: a ratio lies in (0, 1]; for a count give a whole number, {max(1, round(keep))}"
@@ -54,12 +56,12 @@ def counts_for(
     schedule: "constant" removes equally many at each block (rounding carried on), "linear" removes most at the first
     and linearly fewer at each later one, "geometric" removes the same share at each. Ignored where `keep` is a list.
     floor: the fewest patches that one reduction of n can leave. Where a schedule would ask for more at one block than
-    that, the excess moves to earlier blocks; where no schedule can do it, BudgetError gives the floor.
+    that, the excess moves to other blocks; where no schedule can do it, BudgetError gives the floor.
     """
     if schedule not in SCHEDULES:
         raise OptionError(f"unknown schedule {schedule!r}.{nearest(schedule, SCHEDULES)}")
     floor = floor or (lambda _: 1)
-    if isinstance(keep, Sequence):
+    if isinstance(keep, Sequence) and not isinstance(keep, str):
         counts = _listed(n, blocks, keep)
     else:
         end = target_count(n, keep)
@@ -72,6 +74,9 @@ def counts_for(
                 f"under {lowest}: keep at least {lowest}, or reduce at more blocks"
             )
         counts = _spread(n, blocks, end, schedule)
+        before = n
+        for i in range(blocks - 1):
+            counts[i] = before = max(counts[i], floor(before))
         for i in range(blocks - 1, 0, -1):
             while max(1, floor(counts[i - 1])) > counts[i]:
                 counts[i - 1] -= 1

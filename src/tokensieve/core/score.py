@@ -62,7 +62,8 @@ def attention_received(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """(B, N, D), (B, M, D) -> (B, N, M) cosines; 0 for a zero vector."""
-    return F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).transpose(-1, -2)
+    eps = max(1e-12, torch.finfo(a.dtype).tiny)  # 1e-12 is 0 in half precision, and 0 / 0 not a number
+    return F.normalize(a, dim=-1, eps=eps) @ F.normalize(b, dim=-1, eps=eps).transpose(-1, -2)
 
 
 def diversity(x: Tensor, anchors: Tensor) -> Tensor:
@@ -113,5 +114,6 @@ def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
 
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:
     """Uniform numbers in [0, 1) from (seed, image hash (B,), position (B, N)): no generator. Returns (B, N)."""
-    h = _scramble(position * 0x632BE5AB + (seed * 0x85EBCA6B + 1) + image.unsqueeze(1))
+    start = (seed * 0x85EBCA6B + 1) % (1 << 63)
+    h = _scramble(position * 0x632BE5AB + start + image.unsqueeze(1))
     return ((_scramble(h) >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)

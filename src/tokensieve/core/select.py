@@ -6,17 +6,25 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.score import cosine
+from tokensieve.errors import BudgetError
 
 __all__ = ["dpp", "max_min", "strided", "top"]
 
 
+def _check(k: int, n: int) -> None:
+    if not 1 <= k <= n:
+        raise BudgetError(f"keep={k} of {n} patches: give a number from 1 to {n}")
+
+
 def top(scores: Tensor, k: int) -> Tensor:
     """The k highest of each row of (B, N) -> (B, k), ascending."""
+    _check(k, scores.shape[1])
     return scores.topk(k, dim=1, sorted=False).indices.sort(dim=1).values
 
 
 def strided(n: int, k: int, batch: int, device: torch.device | None = None) -> Tensor:
     """k of n positions, evenly spaced, the same for every image: (B, k)."""
+    _check(k, n)
     index = (torch.arange(k, device=device) * 2 + 1) * n // (2 * k)
     return index.expand(batch, -1)
 
@@ -27,6 +35,7 @@ def max_min(x: Tensor, k: int) -> Tensor:
     Starts with the token farthest from its nearest neighbour, then adds the one farthest from all chosen. k steps of
     O(N), over the whole batch at once; an N x N matrix is held.
     """
+    _check(k, x.shape[1])
     distance = 1.0 - cosine(x, x)
     batch, n, _ = distance.shape
     itself = torch.eye(n, dtype=torch.bool, device=x.device)
@@ -49,6 +58,7 @@ def dpp(kernel: Tensor, k: int) -> Tensor:
     Where the kernel's rank is spent, the remaining picks follow the (clamped) d and stay distinct.
     """
     batch, n, _ = kernel.shape
+    _check(k, n)
     row = torch.arange(batch, device=kernel.device)
     d = kernel.diagonal(dim1=1, dim2=2).clone()
     open_ = torch.zeros_like(d)
