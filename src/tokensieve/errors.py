@@ -12,6 +12,7 @@ __all__ = [
     "BudgetError",
     "MissingMaterialError",
     "OptionError",
+    "RecordError",
     "TokensieveError",
     "UnknownNameError",
     "UnsupportedModelError",
@@ -44,6 +45,10 @@ class MissingMaterialError(TokensieveError, FileNotFoundError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class RecordError(TokensieveError, ValueError):
+    """A run record that cannot be read, or a place where none can be written."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -1,0 +1,101 @@
+"""Measure what methods gain in wall-clock time, interleaved with the untouched model in one run.
+
+Speed-ups are medians of per-round ratios against the faster of the untouched model ("stock") and the same model on
+linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and gained / possible.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from typing import Any
+
+from tokensieve.cli.parser import keep_number
+from tokensieve.core.budget import SCHEDULES
+from tokensieve.results.record import Record, check_writable, write_record
+from tokensieve.tasks.bench.config import METHODS, MODELS, PARTS, BenchConfig, quick
+
+EPILOG = """examples:
+  tokensieve bench --quick                                  about a minute, the real ViT-S/14
+  tokensieve bench -o runs/bench.json                       three models; 20 minutes on two cores
+  tokensieve bench --models ViT-B-32 --batch 32 --keep 0.4  any open_clip model, random weights
+  tokensieve bench --speed --share --memory -o all.json     everything in one record"""
+
+_TABLE_WIDTH = 140  # where the output is no terminal, and so has no width
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--quick", action="store_true", help="vit-s14 only, batch 1 and 8, 5 rounds; other flags still win")
+    add("--models", nargs="+", metavar="NAME", help=f"of {', '.join(MODELS)}, or any of open_clip (default: these)")
+    add("--batch", nargs="+", type=int, metavar="B", help="batch sizes (default: 1 16; vit-l14-336: 1)")
+    add("--methods", nargs="+", metavar="NAME", help=f"see `tokensieve methods` (default: {' '.join(METHODS)})")
+    add("--keep", nargs="+", type=keep_number, metavar="K", help="ratios or counts at the end (default: 0.5 0.25)")
+    add("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: each method's own)")
+    add("--rounds", type=int, metavar="R", help="each round runs every candidate once (default: 11)")
+    add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cpu)")
+    add("--threads", type=int, metavar="T", help="threads of torch on CPU (default: as torch has it)")
+    add("--seed", type=int, metavar="S", help="of random weights and images (default: 0)")
+    add("--speed", action="store_true", help="measure speed; the default where no part is named")
+    add("--share", action="store_true", help="measure selection's share of the time as patches grow to 4096")
+    add("--memory", action="store_true", help="measure peak memory, each in a fresh process")
+    add("-o", "--output", metavar="FILE", help="write the record here, as JSON, when all is measured")
+
+
+def run(args: Namespace) -> int:
+    config = _config(args)
+    if args.output:
+        check_writable(args.output)
+    record = _measure(config)
+    _show(record)
+    if args.output:
+        write_record(record, args.output)
+        print(f"record: {args.output}")
+    return 0
+
+
+def _config(args: Namespace) -> BenchConfig:
+    """What was said on the command line; the rest is the configuration's own default."""
+    said: dict[str, Any] = {
+        "models": args.models and tuple(args.models),
+        "batches": args.batch and tuple(args.batch),
+        "methods": args.methods and tuple(args.methods),
+        "keep": args.keep and tuple(args.keep),
+        "schedule": args.schedule,
+        "rounds": args.rounds,
+        "device": args.device,
+        "threads": args.threads,
+        "seed": args.seed,
+        "parts": tuple(part for part in PARTS if getattr(args, part)) or None,
+    }
+    said = {name: value for name, value in said.items() if value is not None}
+    return quick(**said) if args.quick else BenchConfig(**said)
+
+
+def _measure(config: BenchConfig) -> Record:
+    """Run with a progress bar on stderr."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from tokensieve.tasks.bench.run import run_bench
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("loading", total=config.steps)
+        return run_bench(config, lambda what: progress.update(task, advance=1, description=what))
+
+
+def _show(record: Record) -> None:
+    from rich.console import Console
+
+    from tokensieve.results.bench_tables import bench_tables
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_TABLE_WIDTH)
+    for table in bench_tables(record.rows):
+        console.print(table)
+    judged = [row["met"] for row in record.rows if row["target"] is not None]
+    where = "{cpu}, {cores} cores, {threads} threads, {device}".format(**record.hardware)
+    torch = record.versions.get("torch", "?")
+    console.print(f"{sum(judged)} of {len(judged)} targets met; {where}, torch {torch}", highlight=False)

@@ -1,0 +1,72 @@
+"""`tokensieve COMMAND`. One small file a command beside this one; none imports torch until it has to work."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from tokensieve._version import VERSION
+from tokensieve.cli.parser import Parser
+from tokensieve.errors import TokensieveError, UnknownNameError, nearest
+
+__all__ = ["COMMANDS", "main"]
+
+# name -> one line; the file of the same name has `add_arguments(parser)` and `run(args)`
+COMMANDS = {
+    "bench": "measure speed-up, selection's share and memory, next to what the MACs make possible",
+    "methods": "list the token-reduction methods, or show one with its options",
+}
+
+_EPILOG = """commands:
+{commands}
+
+examples:
+  tokensieve methods
+  tokensieve methods anchor
+  tokensieve bench --quick
+  tokensieve bench --models vit-b16 --batch 16 --methods sieve tome -o runs/bench.json
+
+`tokensieve COMMAND --help` says more about each."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; the exit code. What the user did wrong is one line on stderr and code 2."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except TokensieveError as error:
+        print(f"tokensieve: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("tokensieve: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _run(argv: list[str]) -> int:
+    name = argv[0] if argv else ""
+    if not name or name.startswith("-"):
+        _top_parser().parse(argv or ["--help"])
+        return 0
+    if name not in COMMANDS:
+        raise UnknownNameError(f"unknown command {name!r}.{nearest(name, COMMANDS)}")
+    command = importlib.import_module(f"tokensieve.cli.{name}")
+    parser = Parser(prog=f"tokensieve {name}", description=command.__doc__, epilog=command.EPILOG)
+    command.add_arguments(parser)
+    code: int = command.run(parser.parse(argv[1:]))
+    return code
+
+
+def _top_parser() -> Parser:
+    lines = "\n".join(f"  {name:<10}{line}" for name, line in COMMANDS.items())
+    parser = Parser(
+        prog="tokensieve",
+        usage="tokensieve COMMAND [options]",
+        description="Drop the tokens that do not matter in vision transformers, for real wall-clock speed.",
+        epilog=_EPILOG.format(commands=lines),
+    )
+    parser.add_argument("--version", action="version", version=f"tokensieve {VERSION}")
+    return parser

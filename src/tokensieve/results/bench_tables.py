@@ -1,0 +1,96 @@
+"""The benchmark's tables for the terminal, from the rows of its record. A leaf: imports rich, never torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.table import Table
+
+__all__ = ["bench_tables"]
+
+Row = Mapping[str, Any]
+
+
+def bench_tables(rows: Iterable[Row]) -> list[Table]:
+    """One table for each part that the rows have: speed, share, memory."""
+    rows = list(rows)
+    makers = {"speed": _speed, "share": _share, "memory": _memory}
+    parts = {part: [row for row in rows if row["part"] == part] for part in makers}
+    return [makers[part](found) for part, found in parts.items() if found]
+
+
+def _table(title: str, left: Iterable[str], right: Iterable[str]) -> Table:
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name in left:
+        table.add_column(name, no_wrap=True)
+    for name in right:
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("target", no_wrap=True)
+    return table
+
+
+def _verdict(row: Row, sign: str, form: str) -> str:
+    """ "0.95 met", "0.95 missed", or nothing where no target is set."""
+    if row["target"] is None:
+        return ""
+    word = "[green]met[/]" if row["met"] else "[red]missed[/]"
+    return f"{sign}{row['target']:{form}} {word}"
+
+
+def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> Table:
+    """Add rows with a line where one of `keys` changes."""
+    for index, row in enumerate(rows):
+        end = index + 1 == len(rows) or any(rows[index + 1][key] != row[key] for key in keys)
+        table.add_row(*cells(row), end_section=end)
+    return table
+
+
+def _speed(rows: list[Row]) -> Table:
+    table = _table(
+        "Speed, interleaved. speed-up: against the faster of stock and sdpa; keep-all's target: against stock",
+        ("model", "batch", "method", "keep"),
+        ("tokens", "GMACs", "ms median [quartiles]", "speed-up", "possible", "gained/possible"),
+    )
+
+    def cells(row: Row) -> list[str]:
+        low, high = row["ms_quartiles"]
+        return [
+            row["model"], str(row["batch"]), row["method"], str(row["keep"]), str(row["tokens_per_layer"][-1]),
+            f"{row['macs'] / 1e9:.2f}", f"{row['ms']:.1f} [{low:.1f}, {high:.1f}]", f"{row['speedup']:.3f}",
+            f"{row['possible']:.3f}", f"{row['gained_of_possible']:.3f}", _verdict(row, ">= ", ".2f"),
+        ]  # fmt: skip
+
+    return _group(table, rows, ("model", "batch"), cells)
+
+
+def _share(rows: list[Row]) -> Table:
+    table = _table(
+        "Selection's share of the time of the block it works in (ViT-B width, random weights)",
+        ("patches", "batch", "method", "keep"),
+        ("block ms", "selection ms", "share"),
+    )
+
+    def cells(row: Row) -> list[str]:
+        return [
+            str(row["patches"]), str(row["batch"]), row["method"], f"{row['keep']:.3f}", f"{row['block_ms']:.2f}",
+            f"{row['selection_ms']:.3f}", f"{row['share']:.1%}", _verdict(row, "< ", ".0%"),
+        ]  # fmt: skip
+
+    return _group(table, rows, ("patches",), cells)
+
+
+def _memory(rows: list[Row]) -> Table:
+    table = _table(
+        "Peak memory, each in a process of its own",
+        ("model", "batch", "method", "keep"),
+        ("untouched MiB", "reduced MiB", "ratio"),
+    )
+
+    def cells(row: Row) -> list[str]:
+        return [
+            row["model"], str(row["batch"]), row["method"], str(row["keep"]), f"{row['stock_bytes'] / 2**20:.1f}",
+            f"{row['reduced_bytes'] / 2**20:.1f}", f"{row['ratio']:.3f}", _verdict(row, "<= ", ".2f"),
+        ]  # fmt: skip
+
+    return _group(table, rows, ("model", "batch"), cells)

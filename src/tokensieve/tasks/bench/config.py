@@ -1,0 +1,77 @@
+"""What to measure. No torch: the command line builds it before anything heavy is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tokensieve.core.budget import SCHEDULES
+from tokensieve.errors import BudgetError, OptionError, UnknownNameError, nearest
+from tokensieve.methods.registry import list_methods
+
+__all__ = ["METHODS", "MODELS", "PARTS", "SHARE_METHODS", "SHARE_SIZES", "BenchConfig", "quick"]
+
+MODELS = {"vit-s14": (1, 16), "vit-b16": (1, 16), "vit-l14-336": (1,)}  # name -> batches where none are given
+METHODS = ("anchor", "evit", "random", "sieve", "divprune", "tome")
+SHARE_METHODS = ("anchor", "evit", "tome", "sieve", "divprune")
+SHARE_SIZES = (196, 576, 1024, 2304, 4096)  # patches: squares, as an image gives them
+PARTS = ("speed", "share", "memory")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig:
+    """The whole configuration of one benchmark.
+
+    batches: None takes each model's own. keep: ratios or counts of patches at the end. schedule: None takes each
+    method's own. threads: None leaves the number as it is. share_sizes: patches, square numbers.
+    """
+
+    models: tuple[str, ...] = tuple(MODELS)
+    batches: tuple[int, ...] | None = None
+    methods: tuple[str, ...] = METHODS
+    keep: tuple[int | float, ...] = (0.5, 0.25)
+    schedule: str | None = None
+    parts: tuple[str, ...] = ("speed",)
+    rounds: int = 11
+    device: str = "cpu"
+    threads: int | None = None
+    seed: int = 0
+    share_methods: tuple[str, ...] = SHARE_METHODS
+    share_sizes: tuple[int, ...] = SHARE_SIZES
+
+    def __post_init__(self) -> None:
+        for method in self.methods + self.share_methods:
+            if method not in list_methods():
+                raise UnknownNameError(f"unknown method {method!r}.{nearest(method, list_methods())}")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise OptionError(f"unknown schedule {self.schedule!r}.{nearest(self.schedule, SCHEDULES)}")
+        for name, numbers in (("batch", self.batches), ("rounds", (self.rounds,)), ("threads", (self.threads,))):
+            for number in numbers or ():
+                if number is not None and number < 1:
+                    raise OptionError(f"{name} {number}: at least 1")
+        for keep in self.keep:
+            if keep <= 0 or (isinstance(keep, float) and keep > 1.0):
+                raise BudgetError(f"keep {keep}: a ratio lies in (0, 1], a count is at least 1")
+        for size in self.share_sizes:
+            if round(size**0.5) ** 2 != size:
+                raise OptionError(f"share size {size}: the patches of a square image are a square number")
+
+    def batches_of(self, model: str) -> tuple[int, ...]:
+        """The batch sizes this model is measured at."""
+        return self.batches or MODELS.get(model, (1, 16))
+
+    @property
+    def steps(self) -> int:
+        """How often progress will be reported: rounds with warm-up, and processes."""
+        groups = sum(len(self.batches_of(model)) for model in self.models)
+        each = {
+            "speed": groups * (self.rounds + 1),
+            "share": len(self.share_sizes) * (self.rounds + 1),
+            "memory": groups * (1 + len(self.methods) * len(self.keep)),
+        }
+        return sum(each[part] for part in self.parts)
+
+
+def quick(**changes: object) -> BenchConfig:
+    """About a minute on two cores: the real ViT-S/14 alone, batch 1 and 8, few rounds. Anything said wins."""
+    base: dict[str, object] = {"models": ("vit-s14",), "batches": (1, 8), "rounds": 5, "share_sizes": SHARE_SIZES[:3]}
+    return BenchConfig(**(base | changes))  # type: ignore[arg-type]

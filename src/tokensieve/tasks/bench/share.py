@@ -1,0 +1,93 @@
+"""How much of a block's time goes into deciding, as the number of patches grows. One block of ViT-B's width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve._torchvision import declare_missing_schemas
+from tokensieve.adapters.attach import attach
+from tokensieve.adapters.baseline import attach_fused
+from tokensieve.adapters.engine import Run
+from tokensieve.methods.registry import method_class
+from tokensieve.tasks.bench.config import BenchConfig
+from tokensieve.tasks.bench.models import twin
+from tokensieve.tasks.bench.timing import interleave, quartiles
+
+__all__ = ["measure_share"]
+
+WIDTH, HEADS, DEPTH, BATCH = 768, 12, 12, 1
+_TARGETS = {"anchor": 0.05, "evit": 0.05}
+
+
+def measure_share(config: BenchConfig, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+    """A row for each number of patches and method: share = selection / (selection + the block as it is).
+
+    Selection is the method's decision and applying it, on the queries and keys that the block's own attention made. A
+    spread method takes out what one of twelve blocks does at keep 0.5; a method of one cut takes out half at once.
+    """
+    rows = []
+    for patches in config.share_sizes:
+        calls = _candidates(patches, config)
+        times = interleave(calls, config.rounds, config.device, partial(tick, f"share: {patches} patches"))
+        block = quartiles(times["block"])[1]
+        for method in config.share_methods:
+            selection = quartiles(times[method])[1]
+            share, target = selection / (selection + block), _TARGETS.get(method)
+            rows.append(
+                {"part": "share", "patches": patches, "batch": BATCH, "method": method, "keep": _keep(method)}
+                | {"block_ms": 1e3 * block, "selection_ms": 1e3 * selection, "share": share}
+                | {"target": target, "met": None if target is None else share < target}
+            )
+    return rows
+
+
+def _keep(method: str) -> float:
+    return 0.5 if method_class(method).one_cut else 1.0 - 0.5 / DEPTH
+
+
+def _tower(patches: int, config: BenchConfig) -> nn.Module:
+    """An open_clip tower of one block for a square image of so many patches (of one pixel each: none is embedded)."""
+    declare_missing_schemas()
+    from open_clip.transformer import VisionTransformer
+
+    torch.manual_seed(config.seed)
+    tower = VisionTransformer(
+        image_size=math.isqrt(patches),
+        patch_size=1,
+        width=WIDTH,
+        layers=1,
+        heads=HEADS,
+        mlp_ratio=4.0,
+        output_dim=WIDTH,
+    )
+    return tower.eval().to(config.device)
+
+
+def _candidates(patches: int, config: BenchConfig) -> dict[str, Callable[[], object]]:
+    """The block by itself on fused attention, and each method's cut by itself."""
+    tower = _tower(patches, config)
+    x = torch.randn(BATCH, 1 + patches, WIDTH, device=config.device)
+    whole = twin(tower)
+    attach_fused(whole)
+    blocks = cast(Any, whole).transformer.resblocks
+    calls: dict[str, Callable[[], object]] = {"block": partial(blocks, x)}
+    for method in config.share_methods:
+        calls[method] = _cut_alone(twin(tower), method, x)
+    return calls
+
+
+def _cut_alone(tower: nn.Module, method: str, x: Tensor) -> Callable[[], object]:
+    """The cut of a reduced block, given what its attention has computed for x (B, 1+N, D)."""
+    handle = attach(tower, method, keep=_keep(method), at=0)
+    block = cast(Any, handle.blocks)[0]
+    run = Run(handle)
+    with torch.inference_mode():
+        state = run.enter(0, x.shape[1])
+        tokens, q, k, log_sum, scale = block._sieve_attention(x, run, state)
+    return partial(run.cut, 0, tokens, q, k, log_sum, scale)

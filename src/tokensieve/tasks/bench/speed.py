@@ -1,0 +1,123 @@
+"""Speed of methods x budgets against the untouched model and against a fused-attention baseline, in one run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from tokensieve.adapters.attach import Attachment, attach
+from tokensieve.adapters.baseline import attach_fused
+from tokensieve.core.cost import Cost
+from tokensieve.tasks.bench.config import BenchConfig
+from tokensieve.tasks.bench.models import build_model, images, twin
+from tokensieve.tasks.bench.timing import interleave, quartiles, ratio
+
+__all__ = ["KEEP_ALL", "SDPA", "STOCK", "Candidate", "candidates_of", "measure_speed", "speed_rows", "target_of"]
+
+STOCK, SDPA, KEEP_ALL = "stock", "sdpa", "keep-all"
+_SPREAD = ("anchor", "evit", "random", "sieve", "divprune")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing to be timed. handle: None for the untouched model."""
+
+    method: str
+    keep: int | float
+    model: nn.Module
+    handle: Attachment | None
+
+    @property
+    def name(self) -> str:
+        return f"{self.method} {self.keep}"
+
+
+def target_of(method: str, keep: int | float, batch: int) -> float | None:
+    """What a candidate should reach: keep-all of stock's speed, the others of gained / possible. None: nothing set."""
+    if method == KEEP_ALL:
+        return 0.99
+    if method == "tome":
+        return 0.90
+    if method in _SPREAD and keep in (0.5, 0.25):
+        return 0.95 if batch >= 16 else 0.90
+    return None
+
+
+def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
+    """Stock, the SDPA baseline, keep-everything, and every method at every budget; all on the same weights."""
+    out = [Candidate(STOCK, 1.0, model, None)]
+    fused = twin(model)
+    out.append(Candidate(SDPA, 1.0, fused, attach_fused(fused)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # keep-everything reduces nothing, as its name and its row say
+        for method, keep in [(KEEP_ALL, 1.0), *((m, k) for m in config.methods for k in config.keep)]:
+            copy = twin(model)
+            name = "random" if method == KEEP_ALL else method
+            handle = attach(copy, name, keep=keep, schedule=config.schedule)
+            out.append(Candidate(method, keep, copy, handle))
+    return out
+
+
+def measure_speed(config: BenchConfig, tick: Callable[[str], None]) -> list[dict[str, Any]]:
+    """All rows: models x batches x candidates."""
+    rows = []
+    for name in config.models:
+        model, size = build_model(name, config.device, config.seed)
+        candidates = candidates_of(model, config)
+        for batch in config.batches_of(name):
+            x = images(batch, size, config.device, config.seed)
+            calls = {c.name: partial(_forward, c.model, x) for c in candidates}
+            times = interleave(calls, config.rounds, config.device, partial(tick, f"speed: {name}, batch {batch}"))
+            rows += speed_rows(name, batch, candidates, times)
+    return rows
+
+
+def _forward(model: nn.Module, x: Tensor) -> None:
+    model(x)
+
+
+def speed_rows(
+    model: str, batch: int, candidates: Sequence[Candidate], times: Mapping[str, Sequence[float]]
+) -> list[dict[str, Any]]:
+    """A row for each candidate of one group. Every speed-up is a median of per-round ratios.
+
+    The reference is the faster of stock and SDPA, by their medians; both ratios are in the row.
+    """
+    reference_cost = next(c.handle.cost() for c in candidates if c.method == SDPA and c.handle)
+    bases = {c.method: times[c.name] for c in candidates if c.method in (STOCK, SDPA)}
+    faster = min(bases, key=lambda base: quartiles(bases[base])[1])
+    rows = []
+    for c in candidates:
+        against = {base: ratio(seconds, times[c.name]) for base, seconds in bases.items()}
+        cost = c.handle.cost() if c.handle else reference_cost
+        gained = against[faster] / cost.possible
+        target = target_of(c.method, c.keep, batch)
+        judged = against[STOCK] if c.method == KEEP_ALL else gained
+        low, mid, high = (1e3 * t for t in quartiles(times[c.name]))
+        rows.append(
+            {"part": "speed", "model": model, "batch": batch, "method": c.method, "keep": c.keep}
+            | _plan(c.handle, cost)
+            | {"ms": mid, "ms_quartiles": [low, high], "ms_rounds": [1e3 * t for t in times[c.name]]}
+            | {"images_per_second": 1e3 * batch / mid, "faster_baseline": faster, "speedup": against[faster]}
+            | {"speedup_stock": against[STOCK], "speedup_sdpa": against[SDPA], "gained_of_possible": gained}
+            | {"target": target, "met": None if target is None else judged >= target}
+        )
+    return rows
+
+
+def _plan(handle: Attachment | None, cost: Cost) -> dict[str, Any]:
+    """What was asked for and what it costs; `reduces` says so where nothing is removed."""
+    return {
+        "at": list(handle.at) if handle and handle.reduces else [],
+        "schedule": handle.schedule if handle and handle.reduces else None,
+        "reduces": bool(handle and handle.reduces),
+        "tokens_per_layer": list(cost.tokens_per_layer),
+        "macs": cost.macs,
+        "macs_full": cost.macs_full,
+        "possible": cost.possible,
+    }

@@ -1,0 +1,65 @@
+"""Interleaved measuring: candidates take turns within a round, so that a slow minute hits all of them alike."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+__all__ = ["interleave", "quartiles", "ratio"]
+
+Times = dict[str, list[float]]
+
+
+def interleave(
+    candidates: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: str = "cpu",
+    tick: Callable[[], None] = lambda: None,
+) -> Times:
+    """Seconds of each candidate in each round, in round order; one round of warm-up before is not counted.
+
+    A round runs every candidate once. Each round starts one further down the list, and every other one goes backwards,
+    so that no candidate always follows the same neighbour. Runs in inference mode; `tick` is called after each round.
+    """
+    names = list(candidates)
+    times: Times = {name: [] for name in names}
+    with torch.inference_mode():
+        for turn in range(-1, rounds):
+            start = turn % len(names)
+            order = names[start:] + names[:start]
+            for name in order if turn % 2 == 0 else reversed(order):
+                seconds = _timed(candidates[name], device)
+                if turn >= 0:
+                    times[name].append(seconds)
+            tick()
+    return times
+
+
+def _timed(call: Callable[[], object], device: str) -> float:
+    _settle(device)
+    start = time.perf_counter()
+    call()
+    _settle(device)
+    return time.perf_counter() - start
+
+
+def _settle(device: str) -> None:
+    """Wait for a device that works on its own."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile; one value is all three."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, mid, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, mid, high
+
+
+def ratio(base: Sequence[float], other: Sequence[float]) -> float:
+    """How many times faster `other` is: the median of the per-round ratios, so that drift between rounds cancels."""
+    return statistics.median(b / o for b, o in zip(base, other, strict=True))
