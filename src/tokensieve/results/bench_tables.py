@@ -50,7 +50,7 @@ def _speed(rows: list[Row]) -> Table:
     table = _table(
         "Speed, interleaved. speed-up: against the faster of stock and sdpa; keep-all's target: against stock",
         ("model", "batch", "method", "keep"),
-        ("tokens", "GMACs", "ms median [quartiles]", "speed-up", "possible", "gained/possible"),
+        ("tokens", "GMACs", r"ms median \[quartiles]", "speed-up", "possible", "gained/possible"),
     )
 
     def cells(row: Row) -> list[str]:
