@@ -16,7 +16,9 @@ __all__ = ["COMMANDS", "main"]
 # name -> one line; the file of the same name has `add_arguments(parser)` and `run(args)`
 COMMANDS = {
     "bench": "measure speed-up, selection's share and memory, next to what the MACs make possible",
+    "data": "get or make data sets as local webdatasets",
     "methods": "list the token-reduction methods, or show one with its options",
+    "train": "train the parts that can be learned (align)",
 }
 
 _EPILOG = """commands:

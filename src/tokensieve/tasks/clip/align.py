@@ -1,0 +1,209 @@
+"""Align an image tower with a text tower, LiT-style: both frozen, two projections and a temperature trained.
+
+The images are CIFAR-10's training images with captions made of their class; tower features are computed once and kept
+in shards, so an interrupted run goes on where it stopped, and the training itself takes seconds. Imports zoo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.errors import OptionError
+from tokensieve.tasks.clip.default import build_default_clip, default_tokenizer, trained_part
+from tokensieve.zoo import vit_s14
+from tokensieve.zoo.cifar10 import CLASSES, cache_folder, load_cifar10
+
+__all__ = ["TEMPLATES", "AlignConfig", "AlignResult", "align", "captions", "contrastive_loss", "tower_features"]
+
+TEMPLATES = (
+    "a photo of a {c}.",
+    "a small photo of a {c}.",
+    "a blurry photo of a {c}.",
+    "a low resolution photo of the {c}.",
+    "a picture of one {c}.",
+    "this is a {c}.",
+)
+_WORDS = {  # what people also call them, so that the text side learns more than ten sentences
+    "airplane": ("airplane", "aeroplane", "plane", "jet"),
+    "automobile": ("automobile", "car", "sedan"),
+    "bird": ("bird", "small bird", "songbird"),
+    "cat": ("cat", "kitten", "house cat"),
+    "deer": ("deer", "stag", "doe"),
+    "dog": ("dog", "puppy", "hound"),
+    "frog": ("frog", "toad", "tree frog"),
+    "horse": ("horse", "pony", "stallion"),
+    "ship": ("ship", "boat", "vessel"),
+    "truck": ("truck", "lorry", "pickup truck"),
+}
+SHARD = 500
+
+
+@dataclass(frozen=True)
+class AlignConfig:
+    """images: of the training set, from its start. held_out: share of them that chooses the epoch."""
+
+    images: int = 8000
+    held_out: float = 0.1
+    epochs: int = 40
+    batch_size: int = 512
+    lr: float = 2e-3
+    weight_decay: float = 0.1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 100 <= self.images <= 50_000:
+            raise OptionError(f"images={self.images}: CIFAR-10 has 50,000 training images, and 100 are the least")
+        if not 0.0 < self.held_out < 1.0:
+            raise OptionError(f"held_out={self.held_out}: a share between 0 and 1")
+        if self.epochs < 1 or self.batch_size < 2 or self.lr <= 0:
+            raise OptionError("epochs >= 1, batch_size >= 2 and lr > 0")
+
+
+@dataclass(frozen=True)
+class AlignResult:
+    """The trained tensors, and the zero-shot accuracy on the held-out training images they were chosen by."""
+
+    state: dict[str, Tensor]
+    held_out_accuracy: float
+    epoch: int
+
+
+def captions() -> tuple[list[str], Tensor]:
+    """Every caption and the class it belongs to: (C,) int64."""
+    texts, owners = [], []
+    for index, name in enumerate(CLASSES):
+        for word in _WORDS[name]:
+            for template in TEMPLATES:
+                texts.append(template.format(c=word))
+                owners.append(index)
+    return texts, torch.tensor(owners)
+
+
+def tower_features(
+    images: np.ndarray, tower: nn.Module, name: str, tick: Callable[[int], None] = lambda n: None
+) -> Tensor:
+    """CLS features (N, 384) of uint8 images (N, H, W, 3), kept as .npy shards under the cache folder.
+
+    A shard is named by the bytes of its images: another order or set never reads it. tick: called with images done.
+    """
+    folder = cache_folder() / "features" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    parts = []
+    for start in range(0, len(images), SHARD):
+        chunk = np.ascontiguousarray(images[start : start + SHARD])
+        path = folder / f"{hashlib.sha256(chunk.tobytes()).hexdigest()[:24]}.npy"
+        if not path.is_file():
+            part = path.with_name(f".{path.stem}.{os.getpid()}.npy")
+            np.save(part, _encode(chunk, tower).numpy())
+            part.replace(path)
+        parts.append(torch.from_numpy(np.load(path)))
+        tick(len(chunk))
+    return torch.cat(parts)
+
+
+@torch.inference_mode()
+def _encode(images: np.ndarray, tower: nn.Module, batch: int = 32) -> Tensor:
+    prepare = vit_s14.preprocess()
+    out = []
+    for start in range(0, len(images), batch):
+        pixels = torch.stack([prepare(image) for image in images[start : start + batch]])
+        out.append(tower(pixels))
+    return torch.cat(out)
+
+
+def contrastive_loss(image: Tensor, text: Tensor, owner: Tensor, scale: Tensor) -> Tensor:
+    """CLIP's loss for a batch in which captions repeat: every pair of one class is a positive.
+
+    image, text: (B, E) of unit length, owner: (B,) class of each pair. The target of a row is spread evenly over its
+    positives; rows and columns count alike.
+    """
+    logits = scale * image @ text.T
+    same = (owner.unsqueeze(0) == owner.unsqueeze(1)).float()
+    target = same / same.sum(dim=1, keepdim=True)
+    return 0.5 * (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target))
+
+
+def align(config: AlignConfig, tick: Callable[[int], None] = lambda n: None) -> AlignResult:
+    """Train the projections of the default CLIP. Same configuration, same result."""
+    model = build_default_clip()
+    images, labels = load_cifar10("train")
+    tower = vit_s14.vit_s14_openclip()
+    features = tower_features(images[: config.images], tower, "vit-s14", tick)
+    owner = torch.from_numpy(labels[: config.images])
+    texts, text_owner = captions()
+    with torch.inference_mode():
+        proj, model.text.proj = model.text.proj, nn.Identity()  # type: ignore[union-attr]
+        text = model.encode_text(default_tokenizer()(texts))  # type: ignore[operator]
+        model.text.proj = proj  # type: ignore[union-attr]
+    return fit(model, features, owner, text.clone(), text_owner, config)
+
+
+def fit(
+    model: nn.Module, features: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor, config: AlignConfig
+) -> AlignResult:
+    """The training proper, on tower features (N, 384) and caption features (C, 384)."""
+    generator = torch.Generator().manual_seed(config.seed)
+    order = torch.randperm(len(features), generator=generator)
+    cut = max(1, round(config.held_out * len(features)))
+    held, train = order[:cut], order[cut:]
+    image_proj: nn.Parameter = model.visual.proj  # type: ignore[assignment,union-attr]
+    text_proj: nn.Parameter = model.text.proj.weight  # type: ignore[assignment,union-attr]
+    scale: nn.Parameter = model.logit_scale  # type: ignore[assignment]
+    with torch.no_grad():
+        for p in (image_proj, text_proj):
+            p.copy_(torch.randn(p.shape, generator=generator) * features.shape[1] ** -0.5)
+        scale.fill_(math.log(1 / 0.07))
+    decayed = {"params": [image_proj, text_proj], "weight_decay": config.weight_decay}
+    optimiser = torch.optim.AdamW([decayed, {"params": [scale], "weight_decay": 0.0}], lr=config.lr)
+    steps = config.epochs * math.ceil(len(train) / config.batch_size)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.lr, total_steps=steps, pct_start=0.1)
+    of_class = [torch.nonzero(text_owner == c).flatten() for c in range(int(text_owner.max()) + 1)]
+    best = AlignResult({}, -1.0, -1)
+    for epoch in range(config.epochs):
+        shuffled = train[torch.randperm(len(train), generator=generator)]
+        for batch in shuffled.split(config.batch_size):
+            pick = [
+                of_class[c][torch.randint(len(of_class[c]), (), generator=generator)] for c in owner[batch].tolist()
+            ]
+            image = F.normalize(features[batch] @ image_proj, dim=-1)
+            caption = F.normalize(text[torch.stack(pick)] @ text_proj.T, dim=-1)
+            loss = contrastive_loss(image, caption, owner[batch], scale.exp().clamp(max=100.0))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            schedule.step()
+        accuracy = _zero_shot(features[held] @ image_proj, owner[held], text @ text_proj.T, text_owner)
+        if accuracy > best.held_out_accuracy:
+            best = AlignResult(trained_part(model), accuracy, epoch)
+    return best
+
+
+@torch.no_grad()
+def _zero_shot(image: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor) -> float:
+    """Share of images whose nearest class is theirs; a class is the mean of its captions, as clip-benchmark has it."""
+    text = F.normalize(text, dim=-1)
+    classes = torch.stack([text[text_owner == c].mean(dim=0) for c in range(int(text_owner.max()) + 1)])
+    guess = (F.normalize(image, dim=-1) @ F.normalize(classes, dim=-1).T).argmax(dim=1)
+    return (guess == owner).float().mean().item()
+
+
+def save(result: AlignResult, path: Path, config: AlignConfig) -> None:
+    """Write the trained tensors as safetensors, whole or not at all, with the recipe in its metadata."""
+    from safetensors.torch import save_file
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    recipe = {key: str(value) for key, value in vars(config).items()}
+    recipe |= {"held_out_accuracy": f"{result.held_out_accuracy:.4f}", "epoch": str(result.epoch)}
+    save_file(result.state, part, metadata=recipe)
+    part.replace(path)
