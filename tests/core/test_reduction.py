@@ -165,6 +165,13 @@ def test_half_precision_stays_finite_and_near(dtype, kind):
     torch.testing.assert_close(out.double(), tokens, rtol=near / 50, atol=near * 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sizes_count_in_float32_from_the_start(dtype):
+    x, _, kept, gone, into = draw(0, 1, 0)
+    _, size = Reduction(keep=kept, drop=gone, into=into).apply(x.to(dtype), 1)
+    assert size.dtype == torch.float32
+
+
 @pytest.mark.parametrize("kind", ["drop", "fold", "extra"])
 @pytest.mark.parametrize("prefix", [0, 1])
 def test_gradients_are_finite_differences(kind, prefix):

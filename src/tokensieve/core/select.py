@@ -16,6 +16,15 @@ def _check(k: int, n: int) -> None:
         raise BudgetError(f"keep={k} of {n} patches: give a number from 1 to {n}")
 
 
+def _first(value: Tensor, apart: Tensor) -> Tensor:
+    """(B,) the highest of value (B, N); of equals the one with the highest `apart`, not the one that rounding prefers.
+
+    The first pick of both greedy selections ties by nature: two mutual nearest neighbours, or a kernel of cosines.
+    """
+    equal = value >= value.amax(dim=-1, keepdim=True) - 1e-5
+    return apart.masked_fill(~equal, float("-inf")).argmax(dim=-1)
+
+
 def top(scores: Tensor, k: int) -> Tensor:
     """The k highest of each row of (B, N) -> (B, k), ascending."""
     _check(k, scores.shape[1])
@@ -32,14 +41,14 @@ def strided(n: int, k: int, batch: int, device: torch.device | None = None) -> T
 def max_min(x: Tensor, k: int) -> Tensor:
     """Greedy max-min of 1 - cos over (B, N, D) -> (B, k), ascending.
 
-    Starts with the token farthest from its nearest neighbour, then adds the one farthest from all chosen. k steps of
-    O(N), over the whole batch at once; an N x N matrix is held.
+    Starts with the token farthest from its nearest neighbour (of two that are each other's, the one farther from all),
+    then adds the one farthest from all chosen. k steps of O(N), over the whole batch at once; an N x N matrix is held.
     """
     _check(k, x.shape[1])
     distance = 1.0 - cosine(x, x)
     batch, n, _ = distance.shape
     itself = torch.eye(n, dtype=torch.bool, device=x.device)
-    first = distance.masked_fill(itself, float("inf")).amin(dim=-1).argmax(dim=-1)
+    first = _first(distance.masked_fill(itself, float("inf")).amin(dim=-1), distance.mean(dim=-1))
     chosen = [first]
     row = torch.arange(batch, device=x.device)
     nearest = distance[row, first]
@@ -55,6 +64,7 @@ def dpp(kernel: Tensor, k: int) -> Tensor:
     """Greedy MAP of a determinantal point process with kernel (B, N, N) -> (B, k), ascending.
 
     Each step takes the token with the largest conditional variance d and updates it by one row of the Cholesky factor.
+    Of equals at the first step, as in a kernel of plain cosines, it takes the one least correlated with the others.
     Where the kernel's rank is spent, the remaining picks follow the (clamped) d and stay distinct.
     """
     batch, n, _ = kernel.shape
@@ -65,7 +75,7 @@ def dpp(kernel: Tensor, k: int) -> Tensor:
     factor = torch.zeros(batch, k, n, dtype=kernel.dtype, device=kernel.device)
     chosen = []
     for step in range(k):
-        pick = (d + open_).argmax(dim=-1)
+        pick = (d + open_).argmax(dim=-1) if step else _first(d, -kernel.square().sum(dim=-1))
         chosen.append(pick)
         done = factor[:, :step]  # (B, step, N)
         dot = torch.einsum("bs,bsn->bn", done[row, :, pick], done)

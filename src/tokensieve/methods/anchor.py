@@ -40,7 +40,8 @@ class Anchor(Selector):
     def __post_init__(self) -> None:
         check(isinstance(self.k, int) and self.k >= 1, "k", self.k, "the number of anchors is at least 1")
         check(isinstance(self.m, int) and self.m >= 0, "m", self.m, "the number of other patches is at least 0")
-        check(0.0 <= self.alpha <= 1.0, "alpha", self.alpha, "the weight of importance lies in [0, 1]")
+        number = isinstance(self.alpha, int | float)
+        check(number and 0.0 <= self.alpha <= 1.0, "alpha", self.alpha, "the weight of importance lies in [0, 1]")
         check(self.normalize in ("minmax", None), "normalize", self.normalize, 'give "minmax" or None')
 
     def own_keep(self) -> int:

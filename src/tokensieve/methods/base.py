@@ -12,7 +12,7 @@ from tokensieve.core import merge
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
-from tokensieve.errors import OptionError
+from tokensieve.errors import BudgetError, OptionError
 
 __all__ = ["Method", "Selector", "check"]
 
@@ -45,6 +45,12 @@ class Method(ABC):
     def floor(self, n: int, prefix: int) -> int:
         """The fewest patches that one reduction of n can leave."""
         return 1
+
+    def check_keep(self, view: TokenView, keep: int) -> None:
+        """Raise where one reduction of view.n patches cannot leave `keep`."""
+        low = self.floor(view.n, view.prefix)
+        if not low <= keep <= view.n:
+            raise BudgetError(f"keep={keep} of {view.n} patches: one reduction can leave {low} to {view.n} of them")
 
     def own_keep(self) -> int | None:
         """The budget that the method's own options ask for, where none is given."""

@@ -43,6 +43,7 @@ class PiToMe(Method):
         return torch.where(c >= margin, c, self.slope * ((c - margin).exp() - 1.0)).mean(dim=-1)
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
+        self.check_keep(view, keep)
         r = view.n - keep
         if r == 0:
             return Reduction(keep=torch.arange(view.n, device=view.tokens.device).expand(view.batch, -1))

@@ -31,6 +31,7 @@ class ToMe(Method):
         return n - len(range(prefix % 2, n, 2))
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
+        self.check_keep(view, keep)
         n = view.n
         patch = torch.arange(n, device=view.tokens.device)
         if keep == n:

@@ -32,6 +32,7 @@ class VisPruner(Selector):
         return view.importance()
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
+        self.check_keep(view, keep)
         scores = self.score(view, keep)
         order = scores.argsort(dim=1, descending=True)
         first = round(self.important * keep)

@@ -1,0 +1,76 @@
+"""sieve against a loop over images and patches, written from its docstring."""
+
+import pytest
+import torch
+
+from tokensieve.core.view import TokenView
+from tokensieve.errors import OptionError
+from tokensieve.methods.sieve import SieveMethod
+
+
+def _view(seed, n=14, heads=2, prefix=1, size=None):
+    g = torch.Generator().manual_seed(seed)
+    length, d = prefix + n, 4
+    q, k = (torch.randn(2, heads, length, d, generator=g) for _ in range(2))
+    x = torch.randn(2, length, heads * d, generator=g)
+    return TokenView(x, q, k, scale=d**-0.5, prefix=prefix, has_cls=prefix > 0, size=size)
+
+
+def _naive(view, b, keep, weight):
+    """Indices kept, and where each dropped patch goes, by plain loops."""
+    n, p, heads = view.n, view.prefix, view.k.shape[1]
+    importance = view.importance()[b].tolist()
+    mean = sum(importance) / n
+
+    def alike(i, j):
+        cosines = [torch.cosine_similarity(view.k[b, h, p + i], view.k[b, h, p + j], dim=0).item() for h in range(heads)]
+        return sum(cosines) / heads
+
+    r = n - keep
+    ranked = sorted(range(n), key=lambda i: -importance[i])
+    candidates = ranked[n - min(n - 1, max(n // 2, 2 * r)) :]
+    price = {}
+    for i in candidates:
+        better = [j for j in range(n) if importance[j] > importance[i]]
+        price[i] = (1 - max(alike(i, j) for j in better)) * (importance[i] / mean) ** weight
+    gone = sorted(price, key=lambda i: price[i])[:r]
+    stay = [i for i in range(n) if i not in gone]
+    return stay, {i: max(stay, key=lambda j: alike(i, j)) for i in gone}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("keep", [13, 10, 5, 1])
+@pytest.mark.parametrize("weight", [0.0, 0.35, 1.0])
+def test_against_loops(seed, keep, weight):
+    view = _view(seed, prefix=seed % 3)
+    result = SieveMethod(weight=weight).reduce(view, keep)
+    for b in range(2):
+        stay, target = _naive(view, b, keep, weight)
+        assert result.keep[b].tolist() == stay
+        found = {i: stay[s] for i, s in zip(result.drop[b].tolist(), result.into[b].tolist(), strict=True)}
+        assert found == target
+
+
+def test_all_kept_is_the_identity():
+    view = _view(0)
+    result = SieveMethod().reduce(view, view.n)
+    assert result.keep.tolist() == [list(range(view.n))] * 2
+    assert result.into is None
+
+
+def test_scores_rank_the_dropped_last():
+    view = _view(1)
+    result = SieveMethod().reduce(view, 9)
+    for b in range(2):
+        gone = result.scores[b, result.drop[b]]
+        stay = result.scores[b, result.keep[b]]
+        assert gone.max() <= stay.min()
+        assert torch.isfinite(result.scores[b]).all()
+
+
+def test_the_weight_matters_and_is_checked():
+    view = _view(2, n=40)
+    chosen = {w: tuple(SieveMethod(weight=w).reduce(view, 20).keep[0].tolist()) for w in (0.0, 0.35, 2.0)}
+    assert len(set(chosen.values())) == 3
+    with pytest.raises(OptionError, match="weight=-1"):
+        SieveMethod(weight=-1.0)
