@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -156,13 +156,13 @@ class Attachment:
         self.depth = len(blocks)
         self.shapes = [family.shape(block) for block in blocks]
         self.rest_macs = family.rest_macs(tower, self.grid[0] * self.grid[1])
-        self._family = family
-        self._projector = family.projector(model, tower)
+        self.family = family
+        self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._before: list[tuple[nn.Module, type]] = []
-        if mode == "fuse" and self._projector is None:
+        if mode == "fuse" and self.project is None:
             raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')
-        if text is not None and self._projector is None:
+        if text is not None and self.project is None:
             raise UnsupportedModelError(f"text: {family.name} has no joint space for single patches")
 
     # -- budget ---------------------------------------------------------------------------------------------------
@@ -203,12 +203,12 @@ class Attachment:
         for index, block in enumerate(blocks):
             if self._touches(index):
                 block.__dict__["_sieve_index"] = index
-                self._swap(block, sieved_class(self._family.block_mixin, type(block)))
+                self._swap(block, sieved_class(self.family.block_mixin, type(block)))
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
         self._swap(self.blocks, SievedBlocks)
         if self._feature is not None:
-            self._feature.__dict__["_sieve_blocks"] = self.blocks
+            self._feature.__dict__["_sieve_attachment"] = self
             self._swap(self._feature, sieved_class(FusingTower, type(self._feature)))
 
     def _touches(self, index: int) -> bool:
@@ -225,7 +225,7 @@ class Attachment:
         """Put the model back as it was. Calling it again does nothing."""
         for module, cls in reversed(self._before):
             module.__class__ = cls
-            for name in ("_sieve_index", "attachment", "last", "_sieve_blocks"):
+            for name in ("_sieve_index", "attachment", "last", "_sieve_attachment"):
                 module.__dict__.pop(name, None)
         self._before = []
 
@@ -234,15 +234,6 @@ class Attachment:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
-
-    # -- what the methods and the engine ask ------------------------------------------------------------------------
-
-    @property
-    def project(self) -> Callable[[Tensor], Tensor]:
-        """Patches of the residual stream -> the joint space."""
-        if self._projector is None:
-            raise UnsupportedModelError(f"{self._family.name} has no joint space for single patches")
-        return self._projector
 
     # -- what the user asks ---------------------------------------------------------------------------------------
 

@@ -2,9 +2,9 @@
 
 How it works. While attached, the list that holds the blocks and the blocks themselves carry another class (per
 instance: `module.__class__`), which is put back on removal. Iterating the list starts a `Run`, the state of one
-forward, and yields every block bound to it. So the model's own loop stays in charge (checkpointing, hooks, hidden states,
-intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared between
-forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
+forward, and yields every block bound to it. So the model's own loop stays in charge (checkpointing, hooks, hidden
+states, intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared
+between forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
 
 Imports core only.
 """
@@ -12,6 +12,7 @@ Imports core only.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -234,6 +235,8 @@ class SievedBlocks(nn.ModuleList):
     def bound(self) -> list[Bound]:
         """All blocks, bound to a new run, which becomes the last one."""
         run = Run(self.attachment)
+        if self.attachment.mode == "fuse":
+            _fusing.get().append(run)
         if not torch.compiler.is_exporting():
             self.last = run
         return [Bound(block, run) for block in self._modules.values() if block is not None]
@@ -251,23 +254,33 @@ class SievedBlocks(nn.ModuleList):
         return x
 
 
+# How a fusing tower gets hold of the run of its own forward, in its own thread. Only mode="fuse" reads it: torch.compile
+# breaks its graph here.
+_fusing: ContextVar[list[Run]] = ContextVar("_fusing")
+
+
 class FusingTower:
     """Mixin for mode="fuse": feature = (1 - w) * cls + w * the selected patches, both sides of unit length.
 
     The patches go through the same last norm and projection as CLS; their weights are the softmax of their scores.
     """
 
-    _sieve_blocks: SievedBlocks
+    _sieve_attachment: Attachment
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        out = cast(nn.Module, super()).forward(*args, **kwargs)
-        run = self._sieve_blocks.last
-        assert run is not None
+        runs: list[Run] = []
+        token = _fusing.set(runs)
+        try:
+            out = cast(nn.Module, super()).forward(*args, **kwargs)
+        finally:
+            _fusing.reset(token)
+        (run,) = runs
+        at, chosen = run.attachment, run.reductions[max(run.reductions)]
         assert run.tail is not None
         tail, run.tail = run.tail, None
-        at, last = run.attachment, max(run.reductions)
-        chosen = run.reductions[last]
-        patches = at.project(take_tokens(tail, chosen.keep + at.prefix))
+        # built from this module and not taken from the attachment: a replica has weights of its own
+        project = at.family.feature_projector(cast(nn.Module, self))
+        patches = project(take_tokens(tail, chosen.keep + at.prefix))
         if chosen.scores is None:
             weight = torch.full(chosen.keep.shape, 1.0 / chosen.keep.shape[1], device=patches.device)
         else:

@@ -82,3 +82,7 @@ class Family(ABC):
         raise UnsupportedModelError(
             f'mode="fuse" needs a tower that projects CLS into a joint space (open_clip\'s ViT); this is {self.name}'
         )
+
+    def feature_projector(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        """The projector that belongs to a feature module, made of that module's own parts."""
+        raise UnsupportedModelError(f"{self.name} has no projection for single patches")

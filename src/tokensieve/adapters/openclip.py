@@ -116,6 +116,9 @@ class OpenClipFamily(Family):
             return super().feature_module(model, tower)
         return tower
 
+    def feature_projector(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return _Projector(module)
+
 
 class _Projector:
     """Patches through the tower's last norm and projection. A class, so that an attached model can be pickled."""

@@ -146,6 +146,9 @@ class TimmFamily(Family):
             return super().feature_module(model, tower)
         return owner
 
+    def feature_projector(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return _Projector(cast(Any, module).trunk, cast(Any, module).head)
+
 
 def _owner(model: nn.Module, tower: nn.Module) -> nn.Module | None:
     """open_clip's wrapper around a timm trunk, if there is one."""
