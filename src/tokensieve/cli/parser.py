@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tokensieve.core.budget import parse_keep
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError, nearest
 
-__all__ = ["Parser", "keep_number"]
+__all__ = ["Parser", "blocks", "budget", "keep_number", "option_pairs"]
 
 
 class Parser(argparse.ArgumentParser):
@@ -20,7 +21,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """As parse_args, with a hint for a flag that does not exist."""
-        found, rest = self.parse_known_args(argv)
+        found, rest = self.parse_known_intermixed_args(argv)  # KEY=VALUE may come after flags
         if rest:
             known = [flag for flag in self._option_string_actions if flag.startswith("--")]
             raise UnknownNameError(f"{self.prog} does not know {rest[0]!r}.{nearest(rest[0], known)}")
@@ -30,12 +31,46 @@ class Parser(argparse.ArgumentParser):
         raise OptionError(f"{message} (see `{self.prog} --help`)")
 
 
-def keep_number(text: str) -> int | float:
-    """One budget as typed: "60" is a count, "0.4" a ratio."""
+def budget(text: str) -> int | float | list[int | float]:
+    """A budget as typed: "60" is a count, "0.4" a ratio, "0.7,0.5" a list."""
     try:
-        keep = parse_keep(text)
+        return parse_keep(text)
     except BudgetError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def keep_number(text: str) -> int | float:
+    """One budget as typed: "60" is a count, "0.4" a ratio."""
+    keep = budget(text)
     if isinstance(keep, list):
         raise argparse.ArgumentTypeError(f"{text!r} is a list; give the budgets apart, as in --keep 0.5 0.25")
     return keep
+
+
+def blocks(text: str) -> list[int]:
+    """Blocks as typed: "5", or "3,6,9"."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of blocks; give whole numbers, as in 3,6,9") from None
+
+
+def option_pairs(pairs: Sequence[str]) -> dict[str, Any]:
+    """KEY=VALUE as typed -> a method's options: whole numbers, numbers, true and false, none; the rest is text."""
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise OptionError(f"{pair!r} is no KEY=VALUE")
+        found[key] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text

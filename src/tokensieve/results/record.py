@@ -21,7 +21,17 @@ from typing import Any
 from tokensieve._version import VERSION
 from tokensieve.errors import RecordError
 
-__all__ = ["FORMAT", "Record", "check_writable", "hardware", "new_record", "read_record", "versions", "write_record"]
+__all__ = [
+    "FORMAT",
+    "Record",
+    "check_writable",
+    "hardware",
+    "new_record",
+    "read_record",
+    "versions",
+    "write_record",
+    "write_whole",
+]
 
 FORMAT = "tokensieve-record-1"
 _PACKAGES = ("torch", "numpy", "open_clip_torch", "timm", "transformers")
@@ -105,12 +115,17 @@ def check_writable(path: str | Path) -> Path:
 
 
 def write_record(record: Record, path: str | Path) -> None:
-    """Write JSON whole or not at all: under another name in the same folder first, then renamed. NaN, inf -> null."""
-    path = check_writable(path)
+    """Write JSON whole or not at all. NaN, inf -> null."""
     text = json.dumps(_plain(asdict(record)), indent=2, allow_nan=False, ensure_ascii=False)
+    write_whole(path, (text + "\n").encode())
+
+
+def write_whole(path: str | Path, data: bytes) -> None:
+    """Write a file whole or not at all: under another name in the same folder first, then renamed."""
+    path = check_writable(path)
     part = _beside(path)
     try:
-        part.write_text(text + "\n", encoding="utf-8")
+        part.write_bytes(data)
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
