@@ -13,11 +13,16 @@ from tokensieve.errors import TokensieveError, UnknownNameError, nearest
 
 __all__ = ["COMMANDS", "main"]
 
-# name -> one line; the file of the same name has `add_arguments(parser)` and `run(args)`
+# name -> one line; the file of the same name has `add_arguments(parser)` and `run(args)`, or `main(argv)`
 COMMANDS = {
     "bench": "measure speed-up, selection's share and memory, next to what the MACs make possible",
+    "build": "make one CSV of the result files of eval and sweep",
     "data": "get or make data sets as local webdatasets",
+    "eval": "run the CLIP benchmark with token reduction, on top of clip_benchmark",
     "methods": "list the token-reduction methods, or show one with its options",
+    "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",
+    "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
+    "sweep": "run methods x budgets x models x datasets, the untouched model always among them",
     "train": "train the parts that can be learned (align)",
 }
 
@@ -56,6 +61,9 @@ def _run(argv: list[str]) -> int:
     if name not in COMMANDS:
         raise UnknownNameError(f"unknown command {name!r}.{nearest(name, COMMANDS)}")
     command = importlib.import_module(f"tokensieve.cli.{name}")
+    if hasattr(command, "main"):  # passes flags on to another parser
+        passed: int = command.main(argv[1:])
+        return passed
     parser = Parser(prog=f"tokensieve {name}", description=command.__doc__, epilog=command.EPILOG)
     command.add_arguments(parser)
     code: int = command.run(parser.parse(argv[1:]))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-__all__ = ["interleave", "quartiles", "ratio"]
+__all__ = ["interleave", "quartiles", "ratio", "settle"]
 
 Times = dict[str, list[float]]
 
@@ -39,14 +39,14 @@ def interleave(
 
 
 def _timed(call: Callable[[], object], device: str) -> float:
-    _settle(device)
+    settle(device)
     start = time.perf_counter()
     call()
-    _settle(device)
+    settle(device)
     return time.perf_counter() - start
 
 
-def _settle(device: str) -> None:
+def settle(device: str) -> None:
     """Wait for a device that works on its own."""
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)

@@ -1,0 +1,227 @@
+"""The flags of `eval` and `sweep`: ours, the founding scripts' and clip_benchmark's, typed or from a file."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokensieve.cli.parser import Parser, option_pairs
+from tokensieve.core.budget import SCHEDULES
+from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
+from tokensieve.tasks.clip.config import MODES, SieveConfig
+
+__all__ = ["add_shared_flags", "parse", "refuse_both", "sieve_config"]
+
+# the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
+_SEEDS = {
+    "enable_token_selection": (
+        "analyse",
+        {"token_selection_k": "k", "token_selection_m": "m", "token_selection_alpha": "alpha"},
+    ),
+    "enable_pruning": ("prune", {"k_anchors": "k", "top_m": "m", "alpha": "alpha"}),
+}
+_SWITCHES = {"method", *_SEEDS}
+# a flag on the command line takes the others of its group out of the file
+_EXCLUSIVE = ({"keep", "keep_average"}, {"amp", "no_amp"}, {"val_split", "val_proportion"})
+_DEFAULTED = ("model", "pretrained", "dataset", "dataset_root")
+_PAIR = re.compile(r"[A-Za-z_]\w*=")
+
+
+def add_shared_flags(parser: ArgumentParser) -> None:
+    """Ours that `eval` and `sweep` both have."""
+    add = parser.add_argument
+    add("--schedule", metavar="NAME", help=f"how the removal is spread: {', '.join(SCHEDULES)} (default: the method's)")
+    add("--prune_layer", nargs="+", type=int, metavar="L", help="blocks where tokens leave (default: the method's)")
+    add("--mode", help=f"{', '.join(MODES)} (default: prune)")
+    add(
+        "--fuse_weight", type=float, metavar="W", help="with --mode fuse: weight of the selected patches (default: 0.2)"
+    )
+    add("--method_option", action="append", default=[], metavar="KEY=VALUE",
+        help="an option of the method, as often as needed; also as a bare word KEY=VALUE")  # fmt: skip
+    add("--config", metavar="FILE", help="YAML whose keys are flags of either set; the command line wins")
+    add("--amp", action="store_true", help="mixed precision on a CPU too, where it is off otherwise")
+    add("--speed_batches", type=int, default=4, metavar="N",
+        help="batches that the untouched model encodes too, for the speed-up (default: 4; 0: none)")  # fmt: skip
+
+
+def add_seed_flags(parser: ArgumentParser) -> None:
+    """The founding scripts' flags."""
+    group = parser.add_argument_group("anchor selection, as the founding scripts name it")
+    add = group.add_argument
+    add("--enable_token_selection", action="store_true", help="= --method anchor --mode analyse")
+    add("--token_selection_k", type=int, metavar="K", help="anchors (default: 10)")
+    add("--token_selection_m", type=int, metavar="M", help="other patches (default: 50)")
+    add("--token_selection_alpha", type=float, metavar="A", help="importance against diversity (default: 0.5)")
+    add("--enable_pruning", action="store_true", help="= --method anchor --mode prune")
+    add("--k_anchors", type=int, metavar="K", help="anchors (default: 10)")
+    add("--top_m", type=int, metavar="M", help="other patches (default: 50)")
+    add("--alpha", type=float, metavar="A", help="importance against diversity (default: 0.5)")
+
+
+def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
+    """(our arguments, clip_benchmark's), from a command line of both. `--help` shows both and exits."""
+    from tokensieve.tasks.clip.upstream import eval_parser
+
+    theirs = eval_parser(Parser)
+    if {"-h", "--help"} & set(argv):
+        print(_help(ours, theirs))
+        raise SystemExit(0)
+    bare, words = _take_pairs(argv)
+    file = ours.parse_known_args(words)[0].config
+    words = [*(_file_words(file, ours, theirs, words) if file else []), *words]
+    own, rest = ours.parse_known_args(words)
+    own.method_option = [*own.method_option, *bare]
+    defaults = {name: theirs.get_default(name) for name in _DEFAULTED}
+    theirs.set_defaults(**dict.fromkeys(_DEFAULTED))
+    found, unknown = theirs.parse_known_args(rest)
+    if unknown:
+        known = [*_flags(ours), *_flags(theirs)]
+        raise UnknownNameError(f"{ours.prog} does not know {unknown[0]!r}.{_hint(unknown[0], known)}")
+    _settle(own, found, defaults)
+    return own, found
+
+
+def _settle(own: Namespace, found: Namespace, defaults: dict[str, Any]) -> None:
+    """Fill in what was not said: the default model and data where none is named, precision by the device."""
+    import torch
+
+    from tokensieve.tasks.clip import load
+
+    if found.model is None and found.pretrained is None and not found.pretrained_model:
+        found.model, found.pretrained = [load.DEFAULT_MODEL], [load.DEFAULT_PRETRAINED]
+    if found.dataset is None and found.dataset_root is None:
+        found.dataset, found.dataset_root = [load.DEFAULT_DATASET], load.default_dataset_root()
+    for name, value in defaults.items():
+        if getattr(found, name) is None:
+            setattr(found, name, value)
+    if own.amp and not found.amp:
+        raise OptionError("--amp and --no_amp contradict each other")
+    found.amp = own.amp or (found.amp and torch.cuda.is_available())
+    if own.speed_batches < 0:
+        raise OptionError(f"--speed_batches {own.speed_batches}: at least 0")
+    if found.batch_size < 1:
+        raise OptionError(f"--batch_size {found.batch_size}: at least 1")
+
+
+def _take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Bare KEY=VALUE words, and the rest. One right after a flag is that flag's value."""
+    pairs: list[str] = []
+    rest: list[str] = []
+    for before, word in zip(["", *argv], argv, strict=False):
+        (pairs if _PAIR.match(word) and not before.startswith("--") else rest).append(word)
+    return pairs, rest
+
+
+def _flags(parser: ArgumentParser) -> list[str]:
+    return [flag for flag in parser._option_string_actions if flag.startswith("--")]
+
+
+def _hint(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return (f' Did you mean "{close[0]}"?' if close else "") + " See --help."
+
+
+def _help(ours: Parser, theirs: ArgumentParser) -> str:
+    passed = theirs.format_help().partition("options:")[2]
+    return f"{ours.format_help()}\nflags of clip_benchmark, passed through as they are:{passed}"
+
+
+# -- the configuration file -------------------------------------------------------------------------------------------
+
+
+def _file_words(file: str, ours: Parser, theirs: ArgumentParser, words: Sequence[str]) -> list[str]:
+    """A YAML file as the words of a command line, without what `words` say otherwise."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise MissingMaterialError(f"--config {file} cannot be read: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise OptionError(f"--config {file} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise OptionError(f"--config {file}: expected keys with values, one for each flag")
+    actions = theirs._option_string_actions | ours._option_string_actions
+    said = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
+    dropped = set().union(*(group for group in _EXCLUSIVE if group & said))
+    if _SWITCHES & said:
+        dropped |= _SWITCHES.union(*(flags for _, flags in _SEEDS.values()), {"mode"})
+    found: list[str] = []
+    for key, value in data.items():
+        if f"--{key}" not in actions or key in ("config", "help"):
+            hint = _hint(str(key), (flag[2:] for flag in actions if flag.startswith("--")))
+            raise UnknownNameError(f"--config {file}: no flag is named {str(key)!r}.{hint}")
+        if key not in dropped - said:
+            found += _words(file, f"--{key}", actions[f"--{key}"], value)
+    return found
+
+
+def _words(file: str, flag: str, action: Action, value: Any) -> list[str]:
+    if value is None:
+        return []
+    if action.nargs == 0:  # a switch
+        if not isinstance(value, bool):
+            raise OptionError(f"--config {file}: {flag[2:]} is a switch, give true or false")
+        return [flag] if value else []
+    if isinstance(value, dict) and flag == "--method_option":
+        return [word for key, item in value.items() for word in (flag, f"{key}={item}")]
+    if isinstance(value, dict):
+        raise OptionError(f"--config {file}: {flag[2:]} takes a value or a list, no table")
+    if isinstance(value, list):
+        return [flag, *map(str, value)] if action.nargs else [flag, ",".join(map(str, value))]
+    return [flag, str(value)]
+
+
+# -- from flags to a configuration ------------------------------------------------------------------------------------
+
+
+def refuse_both(args: Namespace, one: str, other: str) -> None:
+    """Raise where both flags were given."""
+    if getattr(args, one) is not None and getattr(args, other) is not None:
+        raise OptionError(f"--{one} and --{other} contradict each other: give one")
+
+
+def sieve_config(args: Namespace) -> SieveConfig:
+    """The configuration that our flags of `eval` ask for. Contradictions are errors that name the flags."""
+    options = option_pairs(args.method_option)
+    method, mode = args.method, args.mode
+    for switch, (its_mode, flags) in _SEEDS.items():
+        given = {flag: getattr(args, flag) for flag in flags if getattr(args, flag) is not None}
+        if not getattr(args, switch):
+            if given:
+                raise OptionError(f"--{next(iter(given))} does nothing without --{switch}")
+            continue
+        if method not in (None, "anchor") or mode not in (None, its_mode):
+            other = f"--mode {mode}" if method in (None, "anchor") else f"--method {method}"
+            raise OptionError(f"--{switch} and {other} contradict each other: it is --method anchor --mode {its_mode}")
+        method, mode = "anchor", its_mode
+        for flag, value in given.items():
+            if options.setdefault(flags[flag], value) != value:
+                raise OptionError(
+                    f"--{flag} and --method_option {flags[flag]}={options[flags[flag]]} contradict each other"
+                )
+    if args.enable_pruning and args.enable_token_selection:
+        raise OptionError("--enable_pruning and --enable_token_selection contradict each other: give one")
+    refuse_both(args, "keep", "keep_average")
+    if method == "anchor" and "m" in options and (args.keep is not None or args.keep_average is not None):
+        raise OptionError(
+            "--keep and anchor's m (--top_m) contradict each other: with a budget, m is what k leaves of it"
+        )
+    if args.fuse_weight is not None and mode != "fuse":
+        raise OptionError("--fuse_weight does nothing without --mode fuse")
+    if method in (None, "none"):
+        budget = ("keep", "keep_average", "schedule", "prune_layer", "mode")
+        given_flags = [f"--{name}" for name in budget if getattr(args, name) is not None] + list(options)
+        if given_flags:
+            raise OptionError(f"{given_flags[0]} does nothing without --method: see `tokensieve methods`")
+        return SieveConfig()
+    keep = tuple(args.keep) if isinstance(args.keep, list) else args.keep
+    return SieveConfig(
+        method=method, mode=mode or "prune", keep=keep, keep_average=args.keep_average, schedule=args.schedule,
+        at=tuple(sorted(args.prune_layer)) if args.prune_layer else None,
+        fuse_weight=0.2 if args.fuse_weight is None else args.fuse_weight, options=options,
+    )  # fmt: skip

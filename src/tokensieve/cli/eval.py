@@ -1,0 +1,74 @@
+"""Run the CLIP benchmark with token reduction: accuracy, and the speed measured in the same run.
+
+Stands on clip_benchmark: all its flags pass through, for all five of its tasks. With no model and no data named it runs
+on the embedded ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokensieve.cli.clip_flags import add_seed_flags, add_shared_flags, parse, sieve_config
+from tokensieve.cli.parser import Parser, budget, keep_number
+from tokensieve.errors import OptionError, UnknownNameError, nearest
+
+TASKS = ("clip", "reid", "vlm")
+EPILOG = """examples:
+  tokensieve eval                                           the untouched default model
+  tokensieve eval --method sieve --keep 0.5
+  tokensieve eval --dataset cifar10 --model ViT-B-32 --pretrained openai --enable_pruning --k_anchors 10 --top_m 20
+  tokensieve eval --dataset wds/mine --dataset_root DIR --model ViT-B-16 --pretrained FILE --method tome --keep 60"""
+
+
+def main(argv: Sequence[str]) -> int:
+    words = list(argv)
+    if words and not words[0].startswith("-") and "=" not in words[0]:
+        task = words.pop(0)
+        if task not in TASKS:
+            raise UnknownNameError(f"tokensieve eval does not know {task!r}.{nearest(task, TASKS)}")
+        if task != "clip":
+            raise OptionError(f"tokensieve eval {task} is not there yet; `tokensieve eval clip` is")
+    own, base = parse(_parser(), words)
+    config = sieve_config(own)
+
+    from tokensieve.tasks.clip.load import Loader
+    from tokensieve.tasks.clip.run import OUTPUT, plan, run_job
+    from tokensieve.tasks.clip.upstream import eval_parser, expand
+
+    if base.output == eval_parser(Parser).get_default("output"):
+        base.output = OUTPUT
+    jobs = plan([config], expand(base), own.speed_batches, ["tokensieve", "eval", *argv])
+    loader, results = Loader(), []
+    for job in jobs:
+        if base.skip_existing and job.exists():
+            print(f"skipped: {job.output} is there already")
+            continue
+        results.append(run_job(job, loader))
+        print(f"result: {job.output}")
+    if results:
+        show(results)
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tokensieve eval", description=__doc__, epilog=EPILOG, add_help=False,
+                    usage="tokensieve eval [clip|reid|vlm] [flags]")  # fmt: skip
+    add = parser.add_argument
+    add("--method", metavar="NAME", help="see `tokensieve methods`; none: the untouched model (default: none)")
+    add("--keep", type=budget, metavar="K", help="patches that remain: a count, a ratio, or a list as 0.7,0.5")
+    add("--keep_average", type=keep_number, metavar="K", help="instead: patches that remain on average over the blocks")
+    add_shared_flags(parser)
+    add_seed_flags(parser)
+    return parser
+
+
+def show(results: Sequence[dict[str, object]]) -> None:
+    """The table of these results on the terminal."""
+    from rich.console import Console
+
+    from tokensieve.results.eval_tables import eval_table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(eval_table(results))

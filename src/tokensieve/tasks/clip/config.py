@@ -1,0 +1,103 @@
+"""What to reduce, and the name a configuration has in file names. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokensieve.core.budget import SCHEDULES
+from tokensieve.errors import OptionError, UnknownNameError, nearest
+from tokensieve.methods.registry import list_methods, make_method
+
+__all__ = ["BASELINE", "MODES", "SieveConfig", "digest", "run_facts"]
+
+MODES = ("prune", "analyse", "fuse")
+
+# of clip_benchmark's arguments, those that change where things lie or what is shown, not what comes out
+_NO_INFLUENCE = frozenset(
+    ("output", "skip_existing", "distributed", "verbose", "num_workers", "which", "model_cache_dir", "wds_cache_dir",
+     "feature_root", "skip_load", "save_clf", "dump_classnames", "dump_templates", "device")
+)  # fmt: skip
+_PROBE_ONLY = frozenset(("task", "fewshot_k", "fewshot_epochs", "fewshot_lr", "recall_k", "batch_size"))
+_PATHS = ("pretrained", "dataset_root", "annotation_file", "custom_classname_file", "custom_template_file")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SieveConfig:
+    """How tokens are reduced in one run. method "none" is the untouched model; the rest as in `tokensieve.attach`."""
+
+    method: str = "none"
+    mode: str = "prune"
+    keep: int | float | tuple[int | float, ...] | None = None
+    keep_average: int | float | None = None
+    schedule: str | None = None
+    at: tuple[int, ...] | None = None
+    fuse_weight: float = 0.2
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptionError(f"--mode {self.mode}: no such mode.{nearest(self.mode, MODES)}")
+        if self.schedule is not None and self.schedule not in SCHEDULES:
+            raise OptionError(f"--schedule {self.schedule}: no such schedule.{nearest(self.schedule, SCHEDULES)}")
+        if not self.is_baseline:
+            if self.method not in list_methods():
+                raise UnknownNameError(
+                    f"--method {self.method}: no such method.{nearest(self.method, ['none', *list_methods()])}"
+                )
+            make_method(self.method, **self.options)  # wrong options are errors now, not after loading a model
+
+    @property
+    def is_baseline(self) -> bool:
+        return self.method == "none"
+
+    @property
+    def slug(self) -> str:
+        """A short readable name: what differs from the defaults."""
+        if self.is_baseline:
+            return "none"
+        parts = [self.method]
+        parts += [] if self.keep is None else [_short(self.keep)]
+        parts += [] if self.keep_average is None else [f"avg{self.keep_average}"]
+        parts += [] if self.mode == "prune" else [self.mode]
+        parts += [] if self.schedule is None else [self.schedule]
+        parts += [] if self.at is None else ["at" + _short(self.at)]
+        parts += [f"{name}{value}" for name, value in sorted(self.options.items())]
+        return re.sub(r"[^\w.,-]+", "", "-".join(parts))[:60]
+
+    def plain(self) -> dict[str, Any]:
+        """As plain data, for the record."""
+        return asdict(self) | {"options": dict(self.options)}
+
+
+BASELINE = SieveConfig()
+
+
+def _short(numbers: Any) -> str:
+    return ",".join(map(str, numbers)) if isinstance(numbers, tuple) else str(numbers)
+
+
+def run_facts(args: Namespace, *, features_only: bool = False) -> dict[str, Any]:
+    """Those of clip_benchmark's arguments that change the result, paths made absolute.
+
+    features_only: those that change the image features, that is without the settings of what is done with them.
+    """
+    left_out = _NO_INFLUENCE | (_PROBE_ONLY if features_only else frozenset())
+    facts = {name: value for name, value in vars(args).items() if name not in left_out}
+    for name in _PATHS:
+        value = facts.get(name)
+        if isinstance(value, str) and value and Path(value).exists():
+            facts[name] = str(Path(value).resolve())
+    return facts
+
+
+def digest(*parts: Any) -> str:
+    """Eight hexadecimal digits that stand for the parts."""
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

@@ -1,0 +1,136 @@
+"""clip_benchmark's metrics for the time of one run: what fails on current versions replaced, what cannot be read named.
+
+- top-k accuracy as a plain number (its own fails on numpy >= 2.4);
+- linear probe without CUDA, captions without beam search (`probe`, `captions`);
+- class prompts' features handed to methods that select by a text;
+- a dataset that cannot be made or an image that cannot be read is an error of one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from tokensieve.errors import MissingMaterialError, OptionError, TokensieveError, UnknownNameError, nearest
+from tokensieve.tasks.clip import captions, probe
+from tokensieve.tasks.clip.session import Session
+from tokensieve.tasks.clip.upstream import benchmark, dataset_names, patched
+
+__all__ = ["mended"]
+
+
+@contextmanager
+def mended(session: Session, dataset: str) -> Iterator[None]:
+    """clip_benchmark with everything this module is for, as long as the block lasts."""
+    cli = benchmark()
+    names = ("zeroshot_classification", "zeroshot_retrieval", "image_caption_selection", "linear_probe", "captioning")
+    metrics = {name: importlib.import_module(f"clip_benchmark.metrics.{name}") for name in names}
+    own: dict[str, Callable[..., Any]] = {"linear_probe": probe.evaluate, "captioning": _captioning(session)}
+    classification = metrics["zeroshot_classification"]
+    with ExitStack() as stack:
+        stack.enter_context(warnings.catch_warnings())
+        warnings.filterwarnings("ignore", message=".*(pin_memory|shardshuffle|worker processes).*")
+        stack.enter_context(patched(cli, build_dataset=_building(cli.build_dataset, dataset)))
+        for name, module in metrics.items():
+            stack.enter_context(patched(module, evaluate=_reading(own.get(name, module.evaluate), dataset)))
+        stack.enter_context(
+            patched(
+                classification,
+                accuracy=probe.top_k_accuracy,
+                run_classification=_with_text(classification.run_classification, session),
+            )
+        )
+        yield
+
+
+def _captioning(session: Session) -> Callable[..., dict[str, float]]:
+    def evaluate(*, model: nn.Module, dataloader: Any, device: str, amp: bool, **_: Any) -> dict[str, float]:
+        metrics, left_out = captions.evaluate(model, dataloader, device, amp)
+        session.notes["captioning_left_out"] = "; ".join(left_out) or None
+        return metrics
+
+    return evaluate
+
+
+def _with_text(run: Callable[..., Any], session: Session) -> Callable[..., Any]:
+    def run_classification(model: nn.Module, classifier: Tensor, *args: Any, **kwargs: Any) -> Any:
+        session.set_text(classifier.t())
+        return run(model, classifier, *args, **kwargs)
+
+    return run_classification
+
+
+def _building(build: Callable[..., Any], dataset: str) -> Callable[..., Any]:
+    def build_dataset(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return build(*args, **kwargs)
+        except TokensieveError:
+            raise
+        except (Exception, SystemExit) as error:  # from any of many libraries; some exit where a tool is missing
+            if str(error).startswith("Unsupported dataset"):
+                name = dataset.removeprefix("wds/")
+                hint = nearest(name, dataset_names())
+                raise UnknownNameError(f"--dataset {dataset}: no such dataset.{hint}") from None
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise MissingMaterialError(f"--dataset {dataset} cannot be opened: {reason}") from error
+
+    return build_dataset
+
+
+def _reading(evaluate: Callable[..., Any], dataset: str) -> Callable[..., Any]:
+    """`evaluate` with every loader in its arguments replaced by one that names what it cannot read."""
+
+    def wrapped(value: Any) -> Any:
+        return _Readable(value, dataset) if isinstance(value, DataLoader) else value
+
+    def evaluate_reading(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return evaluate(*map(wrapped, args), **{name: wrapped(value) for name, value in kwargs.items()})
+        except RuntimeError as error:
+            if "selected index k out of range" in str(error):
+                raise OptionError(f"--recall_k: larger than the number of images or texts in {dataset}") from None
+            raise
+
+    return evaluate_reading
+
+
+class _Readable:
+    """A data loader whose every failure to read is a MissingMaterialError."""
+
+    def __init__(self, loader: DataLoader[Any], name: str) -> None:
+        self.loader, self.name, self.dataset = loader, name, loader.dataset
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches = iter(self.loader)
+        while True:
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            except Exception as error:  # decoders and datasets have errors of their own
+                raise MissingMaterialError(f"--dataset {self.name}: {_why(error, self.dataset)}") from error
+            yield batch
+
+
+def _why(error: Exception, dataset: Any) -> str:
+    """What could not be read. A worker of the loader loses the name of the sample: it is looked up again here."""
+    if type(error).__name__ == "DecodingError":
+        if not getattr(error, "key", None):
+            try:
+                for _ in dataset:
+                    pass
+            except Exception as again:
+                error = again
+        sample, kind, file = (getattr(error, name, None) for name in ("key", "k", "url"))
+        return f"cannot read {sample}{kind if str(kind).startswith('.') else f'.{kind}'} in {file}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"cannot read an image: {lines[-1][:300] if lines else type(error).__name__}"
