@@ -23,14 +23,15 @@ def _naive(view, b, keep, weight):
     mean = sum(importance) / n
 
     def alike(i, j):
-        cosines = [torch.cosine_similarity(view.k[b, h, p + i], view.k[b, h, p + j], dim=0).item() for h in range(heads)]
+        cosines = [
+            torch.cosine_similarity(view.k[b, h, p + i], view.k[b, h, p + j], dim=0).item() for h in range(heads)
+        ]
         return sum(cosines) / heads
 
     r = n - keep
     ranked = sorted(range(n), key=lambda i: -importance[i])
-    candidates = ranked[n - min(n - 1, max(n // 2, 2 * r)) :]
     price = {}
-    for i in candidates:
+    for i in ranked[1:]:
         better = [j for j in range(n) if importance[j] > importance[i]]
         price[i] = (1 - max(alike(i, j) for j in better)) * (importance[i] / mean) ** weight
     gone = sorted(price, key=lambda i: price[i])[:r]

@@ -48,6 +48,7 @@ class Run:
         self.reductions: dict[int, Reduction] = {}
         self.kept: dict[int, Tensor] = {}
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
+        self.pooled = 0  # tokens that the tower's pooling gets
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
 
     def enter(self, block: int, length: int) -> State:
@@ -85,17 +86,21 @@ class Run:
         return reduction, origin
 
     def bias(self, state: State) -> Tensor | None:
-        """(B, P+N+M) log of the sizes, where they count; 0 for the prefix."""
-        if state.size is None or not self.attachment.method.proportional:
+        """(B, P+N+M) log of the sizes, as far as they count; 0 for the prefix."""
+        weight = self.attachment.method.proportional
+        if state.size is None or not weight:
             return None
-        return F.pad(state.size.log(), (self.attachment.prefix, 0))
+        return F.pad(state.size.log() * float(weight), (self.attachment.prefix, 0))
 
     def leave(self, block: int, x: Tensor) -> Tensor:
         """Note what leaves `block`. After the last one, give merged patches back to a tower that pools over patches."""
         self.leaving[block] = x.shape[1]
         at = self.attachment
-        if block == at.depth - 1 and at.pools_patches and self.states[block + 1].size is not None:
-            return self.unmerge(x)
+        if block < at.depth - 1:
+            return x
+        if at.pools_patches and self.states[block + 1].size is not None:
+            x = self.unmerge(x)
+        self.pooled = x.shape[1]
         return x
 
     def slots(self) -> Tensor:
@@ -118,6 +123,8 @@ class Run:
         A mean over that is the mean weighted by size, and a key that stands n times is one with log n on its logit: so
         any pooling over patches does the right thing, untouched.
         """
+        if any(reduction.into is None for reduction in self.reductions.values()):
+            raise UnsupportedModelError("this tower pools over patches: a method may merge them or drop them, not both")
         prefix = self.attachment.prefix
         lead = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
         made = self.states[self.attachment.depth].made
@@ -254,8 +261,8 @@ class SievedBlocks(nn.ModuleList):
         return x
 
 
-# How a fusing tower gets hold of the run of its own forward, in its own thread. Only mode="fuse" reads it: torch.compile
-# breaks its graph here.
+# How a fusing tower gets hold of the run of its own forward, in its own thread. Only mode="fuse" reads it:
+# torch.compile breaks its graph here.
 _fusing: ContextVar[list[Run]] = ContextVar("_fusing")
 
 

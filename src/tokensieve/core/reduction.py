@@ -70,8 +70,9 @@ class Reduction:
             token = torch.bmm(self.extra.to(x.dtype), x[:, prefix:])
             out = torch.cat([out, token], dim=1)
             if new_size is not None and size is not None:
-                # a made token stands for all that went into it
-                new_size = torch.cat([new_size, ((self.extra > 0) * size.unsqueeze(1)).sum(-1)], dim=1)
+                # made tokens stand for all that is in no kept one, in equal parts
+                rest = size.sum(dim=1, keepdim=True) - new_size.sum(dim=1, keepdim=True)
+                new_size = torch.cat([new_size, (rest / self.extra.shape[1]).expand(-1, self.extra.shape[1])], dim=1)
         return out, new_size
 
     def _rows(self, batch: int, prefix: int, n: int, made: int) -> Tensor:

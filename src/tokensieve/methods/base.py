@@ -27,10 +27,11 @@ def check(condition: bool, option: str, value: object, rule: str) -> None:
 class Method(ABC):
     """Decides what happens to the patches of one layer. Subclasses are dataclasses: their fields are the options.
 
-    proportional: add log(size) to later attention, so that a merged token weighs as many patches as it stands for.
+    proportional: add this times log(size) to later attention. 1 (the papers' way): a merged token weighs as many
+        patches as it stands for; 0: as one.
     """
 
-    proportional: bool = True
+    proportional: float = 1.0
 
     one_cut: ClassVar[bool] = False  # default place: one cut at half depth, instead of spread over all blocks
     schedule: ClassVar[str] = "constant"  # how a ratio is spread where nothing is said

@@ -23,7 +23,7 @@ class EViT(Selector):
     """
 
     fuse: bool = True
-    proportional: bool = False
+    proportional: float = 0.0
     differentiable: ClassVar[bool] = True
 
     def score(self, view: TokenView, keep: int) -> Tensor:

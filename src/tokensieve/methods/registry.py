@@ -24,7 +24,7 @@ _BUILT_IN: dict[str, tuple[str, str, str]] = {
     "divprune": ("divprune", "DivPrune", "greedy max-min diversity, one cut (2503.02175)"),
     "vispruner": ("vispruner", "VisPruner", "important by CLS attention, then duplicates removed (2412.01818)"),
     "cdpruner": ("cdpruner", "CDPruner", "determinantal choice conditioned on a text, one cut (2506.10967)"),
-    "sieve": ("sieve", "SieveMethod", "ours: merge the least important near-duplicates into their nearest better"),
+    "sieve": ("sieve", "SieveMethod", "ours: merge what a more important patch stands for already"),
 }
 _registered: dict[str, type[Method]] = {}
 

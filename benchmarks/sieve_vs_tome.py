@@ -1,0 +1,217 @@
+"""sieve against ToMe on the real ViT-S/14 and CIFAR-10, at the same measured time: prints a table, writes a record.
+
+    python benchmarks/sieve_vs_tome.py                      about half an hour on two quiet cores
+    python benchmarks/sieve_vs_tome.py --images 200 --tune 100 --probe 1000 --rounds 2    a few minutes, to see it work
+
+1. A linear probe is fitted on the untouched model's features of training images.
+2. Tuning: each method tries every schedule that reaches 2x and 3x by MACs, on training images the probe has not seen.
+   Each keeps the schedule with the smallest feature error there.
+3. Timing: `keep` is moved until the measured speed-up, interleaved with the untouched model, is 2x and 3x.
+4. Judging: test images, accuracy of the probe, difference with a paired 95 % bootstrap interval; speed is measured
+   again in the same run, batch by batch beside the untouched model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import tokensieve
+from tokensieve.core.budget import SCHEDULES
+from tokensieve.errors import BudgetError
+from tokensieve.results.record import check_writable, new_record, write_record
+from tokensieve.tasks.bench.timing import interleave, ratio
+from tokensieve.tasks.clip.align import tower_features
+from tokensieve.zoo import vit_s14
+from tokensieve.zoo.cifar10 import load_cifar10
+
+METHODS = ("tome", "sieve")
+TARGETS = (2.0, 3.0)
+console = Console(width=110)
+
+
+@dataclass
+class Choice:
+    """A method's settings for one speed."""
+
+    method: str
+    target: float
+    schedule: str
+    keep: int
+
+
+def pixels(images: np.ndarray) -> Tensor:
+    prepare = vit_s14.preprocess()
+    return torch.stack([prepare(image) for image in images])
+
+
+def possible(model: nn.Module, method: str, schedule: str, keep: int) -> float:
+    with tokensieve.attach(model, method, keep=keep, schedule=schedule) as handle:
+        return handle.cost().possible
+
+
+def keep_for(model: nn.Module, method: str, schedule: str, target: float) -> int | None:
+    """The largest end budget whose MACs make `target` possible; None where the schedule cannot."""
+    low, high = 1, 255
+    while low < high:
+        middle = (low + high + 1) // 2
+        try:
+            enough = possible(model, method, schedule, middle) >= target
+        except BudgetError:
+            enough = True  # under the method's floor: more must be kept
+        low, high = (middle, high) if enough else (low, middle - 1)
+    try:
+        return low if possible(model, method, schedule, low) >= 0.98 * target else None
+    except BudgetError:
+        return None
+
+
+@torch.inference_mode()
+def reduced_features(model: nn.Module, choice: Choice, images: np.ndarray, batch: int) -> Tensor:
+    with tokensieve.attach(model, choice.method, keep=choice.keep, schedule=choice.schedule):
+        return torch.cat([model(pixels(images[i : i + batch])) for i in range(0, len(images), batch)])
+
+
+def tune(model: nn.Module, images: np.ndarray, full: Tensor, batch: int) -> tuple[list[Choice], list[dict[str, Any]]]:
+    """Each method's best schedule for each target, by relative feature error on training images."""
+    chosen, rows = [], []
+    for target in TARGETS:
+        for method in METHODS:
+            tried = []
+            for schedule in SCHEDULES:
+                keep = keep_for(model, method, schedule, target)
+                if keep is None:
+                    rows.append({"part": "tune", "method": method, "target": target, "schedule": schedule})
+                    continue
+                choice = Choice(method, target, schedule, keep)
+                features = reduced_features(model, choice, images, batch)
+                error = ((features - full).norm(dim=1) / full.norm(dim=1)).mean().item()
+                tried.append((error, choice))
+                rows.append({"part": "tune", **vars(choice), "error": error})
+                console.print(f"tune {method:6s} {target:.0f}x {schedule:10s} keep {keep:3d}: error {error:.4f}")
+            chosen.append(min(tried, key=lambda t: t[0])[1])
+    return chosen, rows
+
+
+def measured_speed(model: nn.Module, choice: Choice, images: Tensor, rounds: int) -> float:
+    def reduced() -> None:
+        with tokensieve.attach(model, choice.method, keep=choice.keep, schedule=choice.schedule):
+            model(images)
+
+    times = interleave({"full": lambda: model(images), "reduced": reduced}, rounds)
+    return ratio(times["full"], times["reduced"])
+
+
+def calibrate(model: nn.Module, choice: Choice, images: Tensor, rounds: int) -> Choice:
+    """Move `keep` until the measured speed-up is the target, to 1 % or to one token."""
+    tried: dict[int, float] = {}
+    keep = choice.keep
+    for _ in range(6):
+        if keep in tried:
+            break
+        tried[keep] = measured_speed(model, Choice(choice.method, choice.target, choice.schedule, keep), images, rounds)
+        if abs(tried[keep] / choice.target - 1) < 0.01:
+            break
+        # where the MACs would have to be for the measured speed to be the target
+        wanted = possible(model, choice.method, choice.schedule, keep) * choice.target / tried[keep]
+        keep = keep_for(model, choice.method, choice.schedule, wanted) or keep
+    best = min(tried, key=lambda k: abs(tried[k] - choice.target))
+    console.print(f"calibrated {choice.method} {choice.target:.0f}x: keep {best}, measured {tried[best]:.2f}x")
+    return Choice(choice.method, choice.target, choice.schedule, best)
+
+
+@torch.inference_mode()
+def judge(model: nn.Module, choices: list[Choice], images: np.ndarray, batch: int) -> tuple[list[Tensor], list[float]]:
+    """Features of every choice on the test images, and its speed-up; all of them take turns batch by batch."""
+    features: list[list[Tensor]] = [[] for _ in choices]
+    ratios: list[list[float]] = [[] for _ in choices]
+    for start in range(0, len(images), batch):
+        x = pixels(images[start : start + batch])
+        begin = time.perf_counter()
+        model(x)
+        base = time.perf_counter() - begin
+        for i, choice in enumerate(choices):
+            with tokensieve.attach(model, choice.method, keep=choice.keep, schedule=choice.schedule):
+                begin = time.perf_counter()
+                features[i].append(model(x))
+                ratios[i].append(base / (time.perf_counter() - begin))
+    return [torch.cat(parts) for parts in features], [float(np.median(r)) for r in ratios]
+
+
+def fit_probe(features: np.ndarray, labels: np.ndarray) -> Any:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), LogisticRegression(C=0.01, max_iter=500)).fit(features, labels)
+
+
+def interval(a: np.ndarray, b: np.ndarray, draws: int = 10_000) -> tuple[float, float]:
+    """Paired 95 % bootstrap interval of mean(a) - mean(b), in points; a and b are 0/1 by image."""
+    generator = np.random.default_rng(0)
+    difference = a.astype(float) - b.astype(float)
+    picks = generator.integers(0, len(a), size=(draws, len(a)))
+    low, high = np.percentile(difference[picks].mean(axis=1), [2.5, 97.5])
+    return 100 * float(low), 100 * float(high)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=2000, help="test images to judge on")
+    parser.add_argument("--probe", type=int, default=8000, help="training images for the probe")
+    parser.add_argument("--tune", type=int, default=400, help="further training images to tune on")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds of each timing")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/records/sieve_vs_tome.json"))
+    args = parser.parse_args()
+    check_writable(args.output)
+
+    model = vit_s14.vit_s14_openclip()
+    train, train_labels = load_cifar10("train")
+    test, test_labels = load_cifar10("test")
+    console.print("features of the untouched model (kept in the cache folder) ...")
+    probe = fit_probe(tower_features(train[: args.probe], model, "vit-s14").numpy(), train_labels[: args.probe])
+    tune_images = train[args.probe : args.probe + args.tune]
+    choices, rows = tune(model, tune_images, tower_features(tune_images, model, "vit-s14"), args.batch)
+    timing = pixels(tune_images[: args.batch])
+    choices = [calibrate(model, choice, timing, args.rounds) for choice in choices]
+
+    images, labels = test[: args.images], test_labels[: args.images]
+    right_full = probe.predict(tower_features(images, model, "vit-s14").numpy()) == labels
+    features, speeds = judge(model, choices, images, args.batch)
+    right = {(c.method, c.target): probe.predict(f.numpy()) == labels for c, f in zip(choices, features, strict=True)}
+    table = Table("speed", "method", "schedule", "keep", "measured", "accuracy", "sieve - tome [95 %]")
+    table.add_row("1x", "untouched", "", "256", "1.00x", f"{100 * right_full.mean():.2f} %", "")
+    for choice, speed in zip(choices, speeds, strict=True):
+        mine = right[choice.method, choice.target]
+        row = {"part": "judge", **vars(choice), "speedup": speed, "accuracy": float(mine.mean())}
+        text = ""
+        if choice.method == "sieve":
+            other = right["tome", choice.target]
+            low, high = interval(mine, other)
+            gain = 100 * float(mine.mean() - other.mean())
+            row |= {"gain": gain, "gain_low": low, "gain_high": high}
+            text = f"{gain:+.2f} [{low:+.2f}, {high:+.2f}]"
+        rows.append(row)
+        table.add_row(
+            f"{choice.target:.0f}x", choice.method, choice.schedule, str(choice.keep), f"{speed:.2f}x",
+            f"{100 * mine.mean():.2f} %", text,
+        )  # fmt: skip
+    rows.append({"part": "judge", "method": "none", "speedup": 1.0, "accuracy": float(right_full.mean())})
+    console.print(table)
+    config = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
+    write_record(new_record("sieve_vs_tome", config, rows, seed=0, threads=torch.get_num_threads()), args.output)
+    console.print(f"record: {args.output}")
+
+
+if __name__ == "__main__":
+    main()
