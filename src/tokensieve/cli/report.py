@@ -1,0 +1,106 @@
+"""One HTML page from results of `tokensieve eval`: accuracy against speed and MACs, tokens, pictures, all runs.
+
+The page opens offline: everything is inside the one file.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tokensieve.core.budget import parse_keep
+from tokensieve.errors import TokensieveError
+from tokensieve.results.evals import read_evals
+from tokensieve.results.record import check_writable, write_whole
+from tokensieve.results.report.runs import budget, number
+
+if TYPE_CHECKING:
+    from tokensieve.results.report import Pictures
+    from tokensieve.tasks.pictures import Request
+
+EPILOG = """examples:
+  tokensieve report runs -o report.html
+  tokensieve report runs/*.json --photos dog.jpg holiday/ --title "CIFAR-10, 500 images"
+  tokensieve report runs --no_pictures"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("runs", nargs="+", metavar="RUNS", help="result files, or folders of them")
+    add("-o", "--output", default="report.html", metavar="FILE", help="the page (default: report.html)")
+    add("--title", default="Token reduction report", metavar="TEXT", help="the page's title")
+    add("--photos", nargs="+", metavar="PATH", help="photos to draw: files, or folders (default: four of ImageNet)")
+    add("--model", default="vit-s14", metavar="NAME", help="the model that looks at them (default: vit-s14)")
+    add("--pretrained", metavar="FILE", help="the checkpoint of an open_clip model")
+    add("--no_pictures", action="store_true", help="leave the pictures out; torch is not needed then")
+
+
+def run(args: Namespace) -> int:
+    runs = read_evals(args.runs)
+    check_writable(args.output)
+    from tokensieve.results.report import build_page, eval_sections
+
+    pictures = None if args.no_pictures else _pictures(runs, args)
+    page = build_page(args.title, eval_sections(runs, pictures), len(runs))
+    write_whole(args.output, page.encode())
+    print(f"{args.output}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {len(page.encode()) / 2**20:.1f} MiB")
+    return 0
+
+
+def _pictures(runs: Sequence[Mapping[str, Any]], args: Namespace) -> Pictures | None:
+    """What the runs' methods keep of the photos; nothing where no run reduced anything."""
+    requests = chosen(runs)
+    if not requests:
+        return None
+    from tokensieve.results.pictures import read_photo
+    from tokensieve.results.report import Photo, Pictures
+    from tokensieve.tasks.pictures import find_photos, load_viewer, sample_photos
+
+    paths = find_photos(args.photos) if args.photos else sample_photos()
+    photos = [read_photo(path) for path in paths]
+    viewer = load_viewer(args.model, args.pretrained)
+    found, notes = [], []
+    for request in requests:
+        try:
+            looks = viewer.look(photos, request)
+        except TokensieveError as error:  # of this method on this model; the page says so
+            notes.append(f"{request.method} is not drawn: {error}")
+        else:
+            found.append([replace(look[max(look)], label=request.method) for look in looks])
+    drawn = [
+        Photo(path.stem, viewer.shown(photo), [selections[i] for selections in found])
+        for i, (path, photo) in enumerate(zip(paths, photos, strict=True))
+    ]
+    return Pictures(drawn if found else [], viewer.name, requests[0].budget, notes)
+
+
+def chosen(runs: Sequence[Mapping[str, Any]]) -> list[Request]:
+    """What to draw: the budget that most methods ran with (the smallest of several), each method's first run of it."""
+    budgets: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for run in runs:
+        if run.get("method") not in (None, "none") and (run.get("reduced") is not False or run.get("mode") != "prune"):
+            budgets.setdefault(budget(run), {}).setdefault(run["method"], run)
+    if not budgets:
+        return []
+    most = max(map(len, budgets.values()))
+    widest = [list(found.values()) for found in budgets.values() if len(found) == most]
+    return [_request(run) for run in min(widest, key=lambda found: number(found[0], "tokens_average") or 0.0)]
+
+
+def _request(run: Mapping[str, Any]) -> Request:
+    """The run's settings as `attach` takes them; the record has lists as text."""
+    from tokensieve.tasks.pictures import Request
+
+    keep, at = run.get("keep"), run.get("at")
+    lead = "option_"
+    return Request(
+        method=run["method"],
+        keep=parse_keep(keep) if isinstance(keep, str) else keep if run.get("keep_average") is None else None,
+        keep_average=run.get("keep_average"),
+        at=[int(block) for block in at.split(",")] if at else None,
+        schedule=run.get("schedule"),
+        mode="analyse" if run.get("mode") == "analyse" else "prune",
+        options={name.removeprefix(lead): value for name, value in run.items() if name.startswith(lead)},
+    )

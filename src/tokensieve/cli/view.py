@@ -1,0 +1,87 @@
+"""Draw what a method keeps of one photo: the photo as the model sees it, the kept patches, and the scores.
+
+A method that removes patches block by block is shown after the last block where any leave; --blocks shows others.
+KEY=VALUE are options of the method; `tokensieve methods NAME` lists them.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokensieve.cli.parser import blocks, budget, option_pairs
+from tokensieve.core.budget import SCHEDULES
+from tokensieve.errors import OptionError
+from tokensieve.results.record import check_writable, write_whole
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from tokensieve.results.pictures import Panel, Selection
+
+EPILOG = """examples:
+  tokensieve view dog.jpg
+  tokensieve view dog.jpg --method sieve --keep 0.25 --blocks 2,5,8,11 -o dog-sieve.png
+  tokensieve view dog.jpg --method anchor --at 5 k=8 m=24 -o dog-anchor.png
+  tokensieve view dog.jpg --model ViT-B-32 --pretrained vit_b_32.pt --method evit --keep 20"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("image", metavar="IMAGE", help="the photo")
+    add("options", nargs="*", metavar="KEY=VALUE", help="options of the method")
+    add("--method", default="anchor", metavar="NAME", help="see `tokensieve methods` (default: anchor)")
+    add("--keep", type=budget, metavar="K", help="ratio or count at the end, or a list 0.7,0.5 (default: 0.4)")
+    add("--keep_average", type=budget, metavar="K", help="instead: ratio or count on average over all blocks")
+    add("--at", type=blocks, metavar="BLOCKS", help="where patches leave, such as 5 or 3,6,9 (default: the method's)")
+    add("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: the method's)")
+    add("--mode", choices=("prune", "analyse"), default="prune", help="analyse: every block scores the whole photo")
+    add("--model", default="vit-s14", metavar="NAME", help="vit-s14, or a model of open_clip (default: vit-s14)")
+    add("--pretrained", metavar="FILE", help="the checkpoint of an open_clip model")
+    add("--blocks", type=blocks, metavar="BLOCKS", help="show these, such as 2,5,8 (default: the last of --at)")
+    add("-o", "--output", default="view.png", metavar="FILE", help="a PNG file (default: view.png)")
+
+
+def run(args: Namespace) -> int:
+    if Path(args.output).suffix.lower() != ".png":
+        raise OptionError(f"-o {args.output}: give a name that ends in .png")
+    options = option_pairs(args.options)
+    check_writable(args.output)
+    from tokensieve.results.pictures import png_bytes, read_photo, sheet
+    from tokensieve.tasks.pictures import Request, load_viewer
+
+    photo = read_photo(args.image)
+    keep = 0.4 if args.keep is None and args.keep_average is None and not options else args.keep
+    request = Request(args.method, keep, args.keep_average, args.at, args.schedule, args.mode, options)
+    viewer = load_viewer(args.model, args.pretrained)
+    found = viewer.look([photo], request)[0]
+    shown = args.blocks or [max(found)]
+    if missing := sorted(set(shown) - set(found)):
+        raise OptionError(f"--blocks {missing[0]}: patches leave at block(s) {', '.join(map(str, sorted(found)))}")
+    rows = _rows(viewer.shown(photo), [found[block] for block in shown])
+    title = f"{request.label}  \u00b7  {args.model}  \u00b7  {Path(args.image).name}"
+    write_whole(args.output, png_bytes(sheet(rows, title)))
+    print(f"{args.output}: {request.label}, {found[shown[-1]].count} patches after block {shown[-1]}")
+    return 0
+
+
+def _rows(photo: Image.Image, selections: Sequence[Selection]) -> list[list[Panel | None]]:
+    """One block: photo, kept and scores in a row. Several: a row of kept and one of scores, a column a block."""
+    from tokensieve.results.pictures import Panel, draw_kept, draw_photo, draw_scores, score_range
+
+    first: Panel | None = Panel("photo", draw_photo(photo, selections[0].grid))
+    kept = [Panel(f"kept after block {s.block}: {s.count}", draw_kept(photo, s.kept)) for s in selections]
+    scores = [
+        Panel(
+            f"scores at block {s.block}" + " (grey: had left)" * s.some_left_before,
+            draw_scores(photo, s.scores),
+            score_range(s.scores),
+        )
+        for s in selections
+        if s.scores is not None
+    ]
+    if len(selections) == 1:
+        return [[first, *kept, *scores]]
+    return [[first, *kept], [None, *scores]] if scores else [[first, *kept]]
