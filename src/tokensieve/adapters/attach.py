@@ -315,4 +315,10 @@ class Attachment:
         run = self.blocks.__dict__.get("last")
         patches = run.patches if run is not None and run.patches else self.patches
         rest = self.rest_macs * patches // self.patches if self.patches else 0
-        return encoder_cost(self.shapes, self.prefix + patches, self.tokens_per_layer, rest)
+        cost = encoder_cost(self.shapes, self.prefix + patches, self.tokens_per_layer, rest)
+        pooled = run.pooled if run is not None and run.pooled else cost.tokens_per_layer[-1]
+        return Cost(
+            macs=cost.macs + self.family.pool_macs(self.tower, pooled),
+            macs_full=cost.macs_full + self.family.pool_macs(self.tower, self.prefix + patches),
+            tokens_per_layer=cost.tokens_per_layer,
+        )

@@ -12,7 +12,7 @@ from tokensieve.adapters.engine import SievedBlock
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
-__all__ = ["Family", "has", "linear_macs"]
+__all__ = ["Family", "attention_pool_macs", "has", "linear_macs"]
 
 
 def has(module: Any, *paths: str) -> bool:
@@ -29,6 +29,22 @@ def has(module: Any, *paths: str) -> bool:
 def linear_macs(module: nn.Module) -> int:
     """MACs a token in a module's linear layers: the entries of its matrices."""
     return sum(p.numel() for p in module.parameters() if p.dim() == 2)
+
+
+def attention_pool_macs(pool: nn.Module, keys: nn.Module | None, width: int, queries: int, tokens: int) -> int:
+    """MACs of an attention pool: `queries` learned tokens look at `tokens`.
+
+    keys: the module whose matrices meet every token. None: an nn.MultiheadAttention, in which two of the input
+    projections do. All other matrices meet the queries.
+    """
+    if keys is not None:
+        met = linear_macs(keys)
+    else:
+        attn = next(m for m in pool.modules() if isinstance(m, nn.MultiheadAttention))
+        met = 2 * attn.embed_dim * int(attn.kdim)
+    # a learned query is a matrix too, but nothing is multiplied by it
+    learned = sum(p.numel() for name, p in pool.named_parameters(recurse=False) if p.dim() == 2 and name == "query")
+    return tokens * met + queries * (linear_macs(pool) - met - learned) + 2 * queries * tokens * width
 
 
 class Family(ABC):
@@ -70,7 +86,11 @@ class Family(ABC):
         """What the block costs."""
 
     def rest_macs(self, tower: nn.Module, patches: int) -> int:
-        """MACs outside the blocks."""
+        """MACs outside the blocks and the pooling."""
+        return 0
+
+    def pool_macs(self, tower: nn.Module, tokens: int) -> int:
+        """MACs of pooling so many tokens by attention; nothing where CLS or a mean is taken."""
         return 0
 
     def projector(self, model: nn.Module, tower: nn.Module) -> Callable[[Tensor], Tensor] | None:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
-from tokensieve.adapters.family import Family, has, linear_macs
+from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -107,6 +107,18 @@ class OpenClipFamily(Family):
     def rest_macs(self, tower: nn.Module, patches: int) -> int:
         t = cast(Any, tower)
         return int(patches * t.conv1.weight.numel() + (t.proj.numel() if t.proj is not None else 0))
+
+    def pool_macs(self, tower: nn.Module, tokens: int) -> int:
+        t = cast(Any, tower)
+        if t.attn_pool is None:
+            return 0
+        queries = t.attn_pool.query.shape[0]
+        total = attention_pool_macs(t.attn_pool, None, t.attn_pool.attn.embed_dim, queries, tokens)
+        second = t.attn_pool_contrastive
+        if second is not None:
+            seen = queries if t.attn_pool_type == "cascade" else tokens
+            total += attention_pool_macs(second, None, second.attn.embed_dim, 1, seen)
+        return total
 
     def projector(self, model: nn.Module, tower: nn.Module) -> Callable[[Tensor], Tensor] | None:
         return None if cast(Any, tower).attn_pool is not None else _Projector(tower)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
-from tokensieve.adapters.family import Family, has, linear_macs
+from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -134,6 +134,12 @@ class TimmFamily(Family):
     def rest_macs(self, tower: nn.Module, patches: int) -> int:
         t = cast(Any, tower)
         return int(patches * t.patch_embed.proj.weight.numel() + linear_macs(t.head))
+
+    def pool_macs(self, tower: nn.Module, tokens: int) -> int:
+        pool = cast(Any, tower).attn_pool
+        if pool is None:
+            return 0
+        return attention_pool_macs(pool, pool.kv, pool.num_heads * pool.head_dim, pool.latent_len, tokens)
 
     def projector(self, model: nn.Module, tower: nn.Module) -> Callable[[Tensor], Tensor] | None:
         if getattr(tower, "attn_pool", None) is not None:

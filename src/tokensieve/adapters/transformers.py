@@ -11,7 +11,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
-from tokensieve.adapters.family import Family, has, linear_macs
+from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -88,6 +88,10 @@ class ClipFamily(Family):
 
     def rest_macs(self, tower: nn.Module, patches: int) -> int:
         return int(patches * cast(Any, tower).embeddings.patch_embedding.weight.numel())
+
+    def pool_macs(self, tower: nn.Module, tokens: int) -> int:
+        head = getattr(tower, "head", None)
+        return 0 if head is None else attention_pool_macs(head, None, head.attention.embed_dim, 1, tokens)
 
     def projector(self, model: nn.Module, tower: nn.Module) -> Callable[[Tensor], Tensor] | None:
         head = getattr(model, "visual_projection", None)
