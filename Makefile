@@ -36,7 +36,8 @@ style: setup
 	$(BIN)/ruff format src tests examples benchmarks
 
 bench: setup
-	$(BIN)/tokensieve bench -o benchmarks/records/bench.json
+	$(BIN)/tokensieve bench --speed --share --memory -o benchmarks/records/bench.json
+	$(BIN)/python benchmarks/sieve_vs_tome.py
 
 clean:
 	rm -rf $(VENV) runs build dist src/*.egg-info .mypy_cache .ruff_cache .import_linter_cache

@@ -198,6 +198,7 @@ class SievedBlock:
             tokens = run.cut(index, tokens, q, k, sums, scale)
         else:
             run.states[index + 1] = state
+        del q, k, sums  # or the MLP's peak comes on top of them
         return run.leave(index, self.sieve_mlp(tokens))
 
     def _sieve_look(self, x: Tensor, out: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
