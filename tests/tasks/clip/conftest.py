@@ -48,7 +48,6 @@ class Tiny:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     folder = tmp_path_factory.mktemp("clip")
-    import tokensieve  # noqa: F401  before open_clip: it mends torchvision
     import open_clip
     import torch
 
@@ -141,7 +140,7 @@ def crepe(root: Path) -> None:
     (root / "add_att.json").write_text(json.dumps(table))
 
 
-@pytest.fixture()
+@pytest.fixture
 def here(tmp_path: Path) -> Iterator[Path]:
     """An empty current folder."""
     before = Path.cwd()
@@ -150,7 +149,7 @@ def here(tmp_path: Path) -> Iterator[Path]:
     os.chdir(before)
 
 
-@pytest.fixture()
+@pytest.fixture
 def run(here: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
     """Run `tokensieve eval ...` in process and read its one new result."""
 
