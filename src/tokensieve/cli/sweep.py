@@ -106,7 +106,7 @@ class _Progress:
 
     @staticmethod
     def _plain(line: str) -> None:
-        print(line, file=sys.__stderr__, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
     def tell(self, job: Job, how: str) -> None:
         self._count += 1

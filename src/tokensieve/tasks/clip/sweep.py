@@ -60,7 +60,7 @@ def into_folder(runs: Iterable[Namespace], folder: Path) -> list[Namespace]:
 
 
 def run_sweep(jobs: Sequence[Job], tell: Callable[[Job, str], None] = lambda job, how: None) -> Outcome:
-    """Run what is not there. `tell(job, how)` after each: "done", "there", "elsewhere" or what went wrong."""
+    """Run what is not there. `tell(job, how)` after each: "done", "there", "elsewhere", or what is wrong."""
     outcome, loader = Outcome(), Loader()
     for job in jobs:
         with _claimed(job.output) as mine:
@@ -77,14 +77,15 @@ def _one(job: Job, loader: Loader, outcome: Outcome) -> str:
             outcome.skipped.append(job)
             return "there"
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            run_job(job, loader)
+            result = run_job(job, loader)
     except TokensieveError as error:
         outcome.failed.append((job, " ".join(str(error).split())))
     except Exception as error:  # a defect in one run must not cost the others
         outcome.failed.append((job, f"{type(error).__name__}: {' '.join(str(error).split())}"))
     else:
         outcome.done.append(job)
-        return "done"
+        idle = not result["reduced"] and not job.config.is_baseline and job.config.mode == "prune"
+        return "done, nothing reduced" if idle else "done"
     return outcome.failed[-1][1]
 
 
