@@ -130,21 +130,24 @@ def calibrate(model: nn.Module, choice: Choice, images: Tensor, rounds: int) -> 
 
 
 @torch.inference_mode()
-def judge(model: nn.Module, choices: list[Choice], images: np.ndarray, batch: int) -> tuple[list[Tensor], list[float]]:
-    """Features of every choice on the test images, and its speed-up; all of them take turns batch by batch."""
+def judge(
+    model: nn.Module, choices: list[Choice], images: np.ndarray, batch: int
+) -> tuple[Tensor, list[Tensor], list[float]]:
+    """Features of the untouched model and of every choice, and their speed-ups; all take turns batch by batch."""
+    full: list[Tensor] = []
     features: list[list[Tensor]] = [[] for _ in choices]
     ratios: list[list[float]] = [[] for _ in choices]
     for start in range(0, len(images), batch):
         x = pixels(images[start : start + batch])
         begin = time.perf_counter()
-        model(x)
+        full.append(model(x))
         base = time.perf_counter() - begin
         for i, choice in enumerate(choices):
             with tokensieve.attach(model, choice.method, keep=choice.keep, schedule=choice.schedule):
                 begin = time.perf_counter()
                 features[i].append(model(x))
                 ratios[i].append(base / (time.perf_counter() - begin))
-    return [torch.cat(parts) for parts in features], [float(np.median(r)) for r in ratios]
+    return torch.cat(full), [torch.cat(parts) for parts in features], [float(np.median(r)) for r in ratios]
 
 
 def fit_probe(features: np.ndarray, labels: np.ndarray) -> Any:
@@ -167,7 +170,7 @@ def interval(a: np.ndarray, b: np.ndarray, draws: int = 10_000) -> tuple[float, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000, help="test images to judge on")
-    parser.add_argument("--probe", type=int, default=8000, help="training images for the probe")
+    parser.add_argument("--probe", type=int, default=6000, help="training images for the probe")
     parser.add_argument("--tune", type=int, default=400, help="further training images to tune on")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each timing")
     parser.add_argument("--batch", type=int, default=16)
@@ -186,8 +189,8 @@ def main() -> None:
     choices = [calibrate(model, choice, timing, args.rounds) for choice in choices]
 
     images, labels = test[: args.images], test_labels[: args.images]
-    right_full = probe.predict(tower_features(images, model, "vit-s14").numpy()) == labels
-    features, speeds = judge(model, choices, images, args.batch)
+    full, features, speeds = judge(model, choices, images, args.batch)
+    right_full = probe.predict(full.numpy()) == labels
     right = {(c.method, c.target): probe.predict(f.numpy()) == labels for c, f in zip(choices, features, strict=True)}
     table = Table("speed", "method", "schedule", "keep", "measured", "accuracy", "sieve - tome [95 %]")
     table.add_row("1x", "untouched", "", "256", "1.00x", f"{100 * right_full.mean():.2f} %", "")

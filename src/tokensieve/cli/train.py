@@ -9,14 +9,14 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 EPILOG = """examples:
-  tokensieve train align                                 8,000 images, a quarter of an hour on two cores, once
+  tokensieve train align                                 6,000 images, a quarter of an hour on two cores, once
   tokensieve train align --images 20000 -o runs/align.safetensors"""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("what", choices=["align"], help="which part")
     add = parser.add_argument
-    add("--images", type=int, default=8000, metavar="N", help="training images, from the first (default: 8000)")
+    add("--images", type=int, default=6000, metavar="N", help="training images, from the first (default: 6000)")
     add("--epochs", type=int, default=40, metavar="E", help="(default: 40)")
     add("--batch_size", type=int, default=512, metavar="B", help="(default: 512)")
     add("--lr", type=float, default=2e-3, help="(default: 0.002)")

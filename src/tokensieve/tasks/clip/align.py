@@ -45,14 +45,14 @@ _WORDS = {  # what people also call them, so that the text side learns more than
     "ship": ("ship", "boat", "vessel"),
     "truck": ("truck", "lorry", "pickup truck"),
 }
-SHARD = 500
+SHARD = 250
 
 
 @dataclass(frozen=True)
 class AlignConfig:
     """images: of the training set, from its start. held_out: share of them that chooses the epoch."""
 
-    images: int = 8000
+    images: int = 6000
     held_out: float = 0.1
     epochs: int = 40
     batch_size: int = 512
