@@ -12,7 +12,7 @@ from typing import Any
 from tokensieve.cli.parser import Parser, option_pairs
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
-from tokensieve.tasks.clip.config import MODES, SieveConfig
+from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 
 __all__ = ["add_shared_flags", "parse", "refuse_both", "sieve_config"]
 
@@ -76,7 +76,7 @@ def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
     own, rest = ours.parse_known_args(words)
     own.method_option = [*own.method_option, *bare]
     defaults = {name: theirs.get_default(name) for name in _DEFAULTED}
-    theirs.set_defaults(**dict.fromkeys(_DEFAULTED))
+    theirs.set_defaults(**dict.fromkeys(_DEFAULTED), output=OUTPUT)
     found, unknown = theirs.parse_known_args(rest)
     if unknown:
         known = [*_flags(ours), *_flags(theirs)]

@@ -31,17 +31,17 @@ def main(argv: Sequence[str]) -> int:
     own, base = parse(_parser(), words)
     config = sieve_config(own)
 
+    from tokensieve.results.evals import read_eval
     from tokensieve.tasks.clip.load import Loader
-    from tokensieve.tasks.clip.run import OUTPUT, plan, run_job
-    from tokensieve.tasks.clip.upstream import eval_parser, expand
+    from tokensieve.tasks.clip.run import plan, run_job
+    from tokensieve.tasks.clip.upstream import expand
 
-    if base.output == eval_parser(Parser).get_default("output"):
-        base.output = OUTPUT
     jobs = plan([config], expand(base), own.speed_batches, ["tokensieve", "eval", *argv])
     loader, results = Loader(), []
     for job in jobs:
         if base.skip_existing and job.exists():
             print(f"skipped: {job.output} is there already")
+            results.append(read_eval(job.output))
             continue
         results.append(run_job(job, loader))
         print(f"result: {job.output}")

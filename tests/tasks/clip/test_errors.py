@@ -96,6 +96,12 @@ def test_a_run_before_the_wrong_one_is_kept(tiny, here: Path) -> None:
     assert [path.name.split("_")[0] for path in here.glob("*.json")] == ["colours"]
 
 
+def test_classifiers_that_cannot_be_read(tiny, fails, tmp_path: Path) -> None:
+    assert "gone.pt" in fails(*tiny.usual, "--load_clfs", "gone.pt")
+    (tmp_path / "odd.pt").write_bytes(b"no tensor")
+    assert "cannot be read" in fails(*tiny.usual, "--load_clfs", str(tmp_path / "odd.pt"))
+
+
 def test_two_runs_into_one_file(tiny, fails) -> None:
     words = [*tiny.model, "--dataset", "wds/colours", "wds/few", "--dataset_root", str(tiny.folder / "{dataset}")]
     assert "two runs" in fails(*words, "--output", "same.json")

@@ -15,14 +15,15 @@ from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import list_methods, make_method
 
-__all__ = ["BASELINE", "MODES", "SieveConfig", "digest", "run_facts"]
+__all__ = ["BASELINE", "MODES", "OUTPUT", "SieveConfig", "digest", "run_facts"]
 
 MODES = ("prune", "analyse", "fuse")
+OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}_{config}.json"  # of a result file
 
 # of clip_benchmark's arguments, those that change where things lie or what is shown, not what comes out
 _NO_INFLUENCE = frozenset(
     ("output", "skip_existing", "distributed", "verbose", "num_workers", "which", "model_cache_dir", "wds_cache_dir",
-     "feature_root", "skip_load", "save_clf", "dump_classnames", "dump_templates", "device")
+     "feature_root", "skip_load", "save_clf", "dump_classnames", "dump_templates", "device", "pretrained_model")
 )  # fmt: skip
 _PROBE_ONLY = frozenset(("task", "fewshot_k", "fewshot_epochs", "fewshot_lr", "recall_k", "batch_size"))
 _PATHS = ("pretrained", "dataset_root", "annotation_file", "custom_classname_file", "custom_template_file")

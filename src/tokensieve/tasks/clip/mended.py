@@ -132,5 +132,7 @@ def _why(error: Exception, dataset: Any) -> str:
                 error = again
         sample, kind, file = (getattr(error, name, None) for name in ("key", "k", "url"))
         return f"cannot read {sample}{kind if str(kind).startswith('.') else f'.{kind}'} in {file}"
+    if "No samples found" in str(error):
+        return "it has no samples, or fewer shards than --num_workers"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"cannot read an image: {lines[-1][:300] if lines else type(error).__name__}"

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import importlib.metadata
 import json
+import pickle
 import shlex
 import sys
 import tempfile
@@ -19,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tokensieve.errors import OptionError, RecordError
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError, TokensieveError
 from tokensieve.results.evals import EVAL_FORMAT, read_eval, write_eval
 from tokensieve.results.record import check_writable, hardware, versions
 from tokensieve.tasks.clip import probe
@@ -29,9 +30,7 @@ from tokensieve.tasks.clip.mended import mended
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.upstream import benchmark, check_dataset, default_task, model_type, shards
 
-__all__ = ["OUTPUT", "Job", "plan", "run_job"]
-
-OUTPUT = "{dataset}_{pretrained}_{model}_{language}_{task}_{config}.json"
+__all__ = ["Job", "plan", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -113,6 +112,8 @@ def plan(
 def run_job(job: Job, loader: Loader) -> dict[str, Any]:
     """Run, write the result file whole, and give the result back. Nothing in clip_benchmark stays changed."""
     check_writable(job.output)
+    if job.args.save_clf is not None:
+        check_writable(job.args.save_clf)
     session = Session(job.config, loader, job.args.model_type, job.speed_batches)
     start = time.perf_counter()
     theirs = _from_cache(job) if job.args.skip_load else _through_benchmark(job, session)
@@ -136,8 +137,12 @@ def _through_benchmark(job: Job, session: Session) -> dict[str, Any]:
         args.output, args.model_type = f"{folder}/result.json", kind
         try:
             benchmark().run(args)
+        except TokensieveError:
+            raise
         except AssertionError as error:  # how it says that a flag does not fit a dataset
             raise OptionError(f"clip_benchmark refuses this run: {error}") from error
+        except (OSError, pickle.UnpicklingError) as error:
+            raise MissingMaterialError(f"a file of this run cannot be read: {error}") from error
         theirs: dict[str, Any] = json.loads(Path(args.output).read_text(encoding="utf-8"))
     return theirs
 

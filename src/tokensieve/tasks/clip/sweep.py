@@ -15,9 +15,9 @@ from typing import Any
 
 from tokensieve.errors import OptionError, TokensieveError
 from tokensieve.methods.registry import method_options
-from tokensieve.tasks.clip.config import BASELINE, SieveConfig
+from tokensieve.tasks.clip.config import BASELINE, OUTPUT, SieveConfig
 from tokensieve.tasks.clip.load import Loader
-from tokensieve.tasks.clip.run import OUTPUT, Job, run_job
+from tokensieve.tasks.clip.run import Job, run_job
 
 __all__ = ["Outcome", "configurations", "into_folder", "run_sweep"]
 
