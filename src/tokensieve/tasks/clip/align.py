@@ -206,4 +206,5 @@ def save(result: AlignResult, path: Path, config: AlignConfig) -> None:
     recipe = {key: str(value) for key, value in vars(config).items()}
     recipe |= {"held_out_accuracy": f"{result.held_out_accuracy:.4f}", "epoch": str(result.epoch)}
     save_file(result.state, part, metadata=recipe)
+    part.chmod(0o644)  # the writer makes it private
     part.replace(path)
