@@ -31,13 +31,14 @@ Mode = Literal["prune", "analyse", "fuse"]
 def find_tower(model: nn.Module) -> tuple[nn.Module, Family]:
     """The vision tower inside a model, and its family. An unknown one is an error that says what is known."""
     queue: list[nn.Module] = [model]
-    while queue:
-        module = queue.pop(0)
+    for module in queue:
         for family in FAMILIES:
             if family.matches(module):
                 family.check(module)
                 return module, family
-        queue += [m for m in (getattr(module, name, None) for name in _ROOMS) if isinstance(m, nn.Module)]
+        rooms = (getattr(module, name, None) for name in _ROOMS)
+        # a room may lead back: the base_model of a bare transformers model is the model itself
+        queue += [room for room in rooms if isinstance(room, nn.Module) and all(room is not seen for seen in queue)]
     inner = getattr(model, "visual", model)
     inner = getattr(inner, "trunk", inner)
     raise UnsupportedModelError(

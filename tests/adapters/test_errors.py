@@ -1,0 +1,170 @@
+"""What cannot be done is said at once, in one line that names what can."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import tokensieve
+from tokensieve._torchvision import declare_missing_schemas
+from tokensieve.errors import BudgetError, OptionError, UnknownNameError, UnsupportedModelError
+from tokensieve.testing import tiny_model, tiny_models
+
+
+@pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "swin_tiny_patch4_window7_224"])
+def test_towers_without_a_sequence(name: str) -> None:
+    declare_missing_schemas()
+    import timm
+
+    with pytest.raises(UnsupportedModelError, match="ResNet, ConvNeXt and Swin") as caught:
+        tokensieve.attach(timm.create_model(name), "tome", keep=0.5)
+    for family in ("open_clip", "timm", "transformers"):
+        assert family in str(caught.value)
+
+
+def test_openclip_resnet() -> None:
+    declare_missing_schemas()
+    from open_clip.modified_resnet import ModifiedResNet
+
+    model = ModifiedResNet(layers=(1, 1, 1, 1), output_dim=8, heads=2, image_size=32, width=8)
+    with pytest.raises(UnsupportedModelError, match="ModifiedResNet"):
+        tokensieve.attach(model, "tome", keep=0.5)
+
+
+def test_openclip_wrapper_names_the_trunk() -> None:
+    declare_missing_schemas()
+    from open_clip.timm_model import TimmModel
+
+    with pytest.raises(UnsupportedModelError, match="its tower is ResNet"):
+        tokensieve.attach(TimmModel("resnet18", 16, pool="avg"), "tome", keep=0.5)
+
+
+def test_text_only_model() -> None:
+    from transformers import CLIPTextConfig, CLIPTextModel
+
+    config = CLIPTextConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=64,
+        bos_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    with pytest.raises(UnsupportedModelError, match="CLIPTextModel"):
+        tokensieve.attach(CLIPTextModel(config), "tome", keep=0.5)
+
+
+def test_blocks_in_another_order() -> None:
+    declare_missing_schemas()
+    from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
+
+    for block in (ParallelScalingBlock, ResPostBlock):
+        model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, block_fn=block)
+        with pytest.raises(UnsupportedModelError, match=block.__name__):
+            tokensieve.attach(model, "tome", keep=0.5)
+
+
+def test_scaled_cosine_attention() -> None:
+    declare_missing_schemas()
+    from open_clip.transformer import VisionTransformer
+
+    model = VisionTransformer(32, 8, 16, 2, 2, 2.0, output_dim=8, scaled_cosine_attn=True)
+    with pytest.raises(UnsupportedModelError, match="scaled cosine"):
+        tokensieve.attach(model, "tome", keep=0.5)
+
+
+def test_a_made_token_in_a_rotary_tower() -> None:
+    tiny = tiny_model("timm_eva")
+    with tokensieve.attach(tiny.model, "evit", keep=18), pytest.raises(UnsupportedModelError, match="fuse=False"):
+        tiny.model(tiny.images(1))
+
+
+def test_fuse_and_text_without_a_joint_space() -> None:
+    for family in ("openclip_coca", "openclip_timm_siglip", "timm", "transformers_clip", "transformers_dinov2"):
+        with pytest.raises(UnsupportedModelError, match="fuse"):
+            tokensieve.attach(tiny_model(family).model, "grid", keep=9, mode="fuse")
+    with pytest.raises(UnsupportedModelError, match="joint space"):
+        tokensieve.attach(tiny_model("transformers_dinov2").model, "cdpruner", keep=9, text=torch.randn(2, 16))
+
+
+def test_attention_maps_are_refused() -> None:
+    tiny = tiny_model("transformers_dinov2")
+    with torch.no_grad(), tokensieve.attach(tiny.model, "grid", keep=9):
+        layer = next(iter(tiny.model.encoder.layer))
+        with pytest.raises(UnsupportedModelError, match="attention mask"):
+            layer(torch.randn(1, 37, 32), attention_mask=torch.zeros(1, 1, 37, 37))
+
+
+def test_a_block_called_by_itself() -> None:
+    tiny = tiny_model("timm")
+    block = tiny.model.blocks[0]
+    with tokensieve.attach(tiny.model, "grid", keep=9), pytest.raises(UnsupportedModelError, match="by itself"):
+        block(torch.randn(1, 37, 32))
+
+
+BAD = [
+    (("tomee", {"keep": 9}), UnknownNameError, r'Did you mean "tome"\?'),
+    (("anchor", {"keep": 12, "alfa": 0.5}), UnknownNameError, r'no option \'alfa\'.* Did you mean "alpha"\?'),
+    (("anchor", {"keep": 12, "alpha": 1.5}), OptionError, r"alpha=1\.5"),
+    (("anchor", {"keep": 12, "k": 0}), OptionError, "k=0"),
+    (("anchor", {"keep": 12, "m": -1}), OptionError, "m=-1"),
+    (("grid", {"keep": 9, "at": 4}), OptionError, "at=4: this encoder has blocks 0 to 3"),
+    (("grid", {"keep": 9, "at": -1}), OptionError, "at=-1"),
+    (("grid", {"keep": 9, "at": [1, 1]}), OptionError, "each block once"),
+    (("grid", {"keep": 9, "at": []}), OptionError, "at least one"),
+    (("grid", {"keep": 9, "at": True}), OptionError, "at=True"),
+    (("grid", {"keep": 0}), BudgetError, "keep=0"),
+    (("grid", {"keep": -3}), BudgetError, "keep=-3"),
+    (("grid", {"keep": 1.5}), BudgetError, r"keep=1\.5"),
+    (("grid", {"keep": True}), BudgetError, "keep=True"),
+    (("grid", {"keep": [9, 8, 7]}), BudgetError, "3 budgets for 4"),
+    (("grid", {"keep": [9, 12], "at": [0, 1]}), BudgetError, "grows from 9 to 12"),
+    (("grid", {"keep": 9, "schedule": "liner"}), OptionError, '"linear"'),
+    (("grid", {"keep": 9, "mode": "analyze"}), OptionError, '"analyse"'),
+    (("grid", {"keep": 9, "mode": "fuse", "fuse_weight": 1.2}), OptionError, r"fuse_weight=1\.2"),
+    (("grid", {}), BudgetError, "no budget"),
+    (("grid", {"keep": 9, "keep_average": 12}), BudgetError, "two ways"),
+    (("tome", {"keep": 9, "at": 1}), BudgetError, "cannot go under 18"),
+    (("anchor", {"keep": 5}), BudgetError, "cannot go under 10"),
+    (("grid", {"keep_average": 5, "at": 2}), BudgetError, r"cannot go under 18\.5"),
+]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"), BAD, ids=lambda v: v[0] + "-" + str(v[1]) if type(v) is tuple else ""
+)
+def test_what_was_asked_cannot_be(call, error, words: str) -> None:
+    tiny = tiny_model("openclip")
+    name, options = call
+    with pytest.raises(error, match=words):
+        tokensieve.attach(tiny.model, name, **options)
+    assert tokensieve.attachment_of(tiny.model) is None, "an attach that failed left something behind"
+    assert tiny.feature(tiny.model, tiny.images(1)).isfinite().all()
+
+
+def test_a_method_must_be_one() -> None:
+    tiny = tiny_model("openclip")
+    with pytest.raises(OptionError, match="not int"):
+        tokensieve.attach(tiny.model, 3, keep=9)  # type: ignore[arg-type]
+    with pytest.raises(OptionError, match="made already"):
+        tokensieve.attach(tiny.model, tokensieve.make_method("grid"), keep=9, fold=True)
+
+
+@pytest.mark.parametrize("family", tiny_models())
+@pytest.mark.parametrize("options", [{"keep": 1.0}, {"keep": 400}, {"k": 10, "m": 50}], ids=["ratio", "count", "own"])
+def test_a_budget_that_removes_nothing_says_so_and_changes_nothing(family: str, options: dict) -> None:
+    tiny = tiny_model(family)
+    with torch.no_grad():
+        wanted = tiny.feature(tiny.model, tiny.images(2))
+        with pytest.warns(UserWarning, match="nothing is reduced: the budget keeps 36 and the image has 36 patches"):
+            handle = tokensieve.attach(tiny.model, "anchor", **options)
+        with handle:
+            assert torch.equal(tiny.feature(tiny.model, tiny.images(2)), wanted)
+            assert not handle.reduces
+            assert handle.cost().possible == 1.0
+
+
+def test_a_budget_that_removes_something_does_not_warn() -> None:
+    tiny = tiny_model("openclip")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with torch.no_grad(), tokensieve.attach(tiny.model, "anchor", keep=35):
+            tiny.feature(tiny.model, tiny.images(2))
