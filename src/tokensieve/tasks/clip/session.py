@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,7 +80,7 @@ class Session:
     def _settings(self) -> dict[str, Any]:
         c, h = self.config, self.handle
         keep = h.keep if h else c.keep
-        options = asdict(h.method) if h else dict(c.options)
+        options = {f.name: getattr(h.method, f.name) for f in fields(h.method) if f.init} if h else dict(c.options)
         return {
             "method": c.method,
             "mode": None if c.is_baseline else c.mode,
@@ -89,7 +89,7 @@ class Session:
             "schedule": h.schedule if h else c.schedule,
             "at": ",".join(map(str, h.at)) if h else None,
             "fuse_weight": c.fuse_weight if c.mode == "fuse" else None,
-            **{f"option_{name}": value for name, value in options.items()},
+            **{f"option_{name}": _plain(value) for name, value in options.items()},
         }
 
     def _cost(self) -> dict[str, Any]:
@@ -116,3 +116,8 @@ class Session:
             return attach(twin(self._stock), "grid", keep=1.0, mode="analyse")
         except UnsupportedModelError:
             return None
+
+
+def _plain(value: Any) -> Any:
+    """A value that fits into one cell of a table."""
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
