@@ -123,6 +123,7 @@ def scatter(runs: Sequence[Run], name: str, against: str, numbers: dict[str, int
     ]
     sign = 1 if fast else -1
     front = [(sign * x, y) for x, y in pareto([(sign * x, y) for _, x, y in found])]
+    places = [(x_axis.place(x), y_axis.place(y)) for x, y in front]
     base = next((y for run, _, y in found if r.is_baseline(run)), None)
     x_title = "measured speed-up" if fast else "GMACs for one image"
     return Scatter(
@@ -130,7 +131,7 @@ def scatter(runs: Sequence[Run], name: str, against: str, numbers: dict[str, int
         x_title=f"{x_title} (better \u2192)" if fast else f"(\u2190 better) {x_title}",
         y_title=f"{name}, %" if scale.share else name,
         width=width, height=height, x=x_axis, y=y_axis, series=series,
-        front=_staircase([(x_axis.place(x), y_axis.place(y)) for x, y in front]),
+        front=_staircase(places, x_axis.start if fast else x_axis.end, y_axis.start),
         base=None if base is None else y_axis.place(base),
     )  # fmt: skip
 
@@ -150,13 +151,15 @@ def _axis(values: Sequence[float], start: float, end: float, unit: str) -> Axis:
     return Axis(axis.low, axis.high, start, end, [(axis.place(v), f"{v:.{digits}f}{unit}") for v in marks])
 
 
-def _staircase(front: Sequence[tuple[float, float]]) -> str:
-    """What can be had at each speed or cost: between two points the less accurate one's accuracy, never more."""
-    corners: list[tuple[float, float]] = []
+def _staircase(front: Sequence[tuple[float, float]], slow: float, floor: float) -> str:
+    """What can be had at each speed or cost: between two points the less accurate one's accuracy, never more.
+
+    Goes from `floor` under the fastest point to `slow`, the edge beyond the most accurate one.
+    """
+    corners = [(front[0][0], floor)]
     for x, y in front:
-        if corners:
-            corners.append((x, corners[-1][1]))
-        corners.append((x, y))
+        corners += [(x, corners[-1][1]), (x, y)]
+    corners.append((slow, corners[-1][1]))
     return " ".join(f"{x},{y}" for x, y in corners)
 
 

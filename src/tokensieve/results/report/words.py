@@ -28,8 +28,9 @@ class Scale:
 
     def change(self, x: float) -> str:
         """A difference with its sign, shares in points of a hundred."""
-        sign = "\u2212" if x < 0 else "+"
-        return f"{sign}{abs(100 * x):.1f}" if self.share else f"{sign}{abs(x):.3g}"
+        size = f"{abs(100 * x):.1f}" if self.share else f"{abs(x):.3g}"
+        sign = "" if float(size) == 0 else "\u2212" if x < 0 else "+"
+        return sign + size
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def hardware(runs: Sequence[Run]) -> list[str]:
     lines = []
     for run in runs:
         parts = [run.get("device"), run.get("cpu")]
-        parts += [f"{run[key]} {key}" for key in ("cores", "threads") if run.get(key) is not None]
+        counts = ((run.get("cores"), "core"), (run.get("threads"), "thread"))
+        parts += [f"{count} {word}" + "s" * (count != 1) for count, word in counts if count is not None]
         version = run.get("version_torch")
         parts += [f"torch {version}"] if version else []
         lines.append(", ".join(str(part) for part in parts if part))
