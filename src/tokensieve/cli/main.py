@@ -18,12 +18,13 @@ COMMANDS = {
     "bench": "measure speed-up, selection's share and memory, next to what the MACs make possible",
     "build": "make one CSV of the result files of eval and sweep",
     "data": "get or make data sets as local webdatasets",
+    "demo": "see it work: the embedded CLIP untouched and reduced, a table and report.html",
     "eval": "run the CLIP benchmark with token reduction, on top of clip_benchmark",
     "methods": "list the token-reduction methods, or show one with its options",
     "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",
-    "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
     "sweep": "run methods x budgets x models x datasets, the untouched model always among them",
     "train": "train the parts that can be learned (align)",
+    "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
 }
 
 _EPILOG = """commands:
