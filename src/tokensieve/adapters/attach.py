@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -161,6 +161,8 @@ class Attachment:
         self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._before: list[tuple[nn.Module, type]] = []
+        self.new_run: Callable[[Attachment], Run] = Run  # how a forward goes; otherwise where a selection is trained
+        method.check_encoder(self.depth, self.shapes[0].attention_width)
         if mode == "fuse" and self.project is None:
             raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')
         if text is not None and self.project is None:

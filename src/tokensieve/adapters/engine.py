@@ -35,6 +35,7 @@ class State(NamedTuple):
     size: Tensor | None = None  # (B, N+M) patches each token stands for
     origin: Tensor | None = None  # (B, N) index of each patch in the full grid
     made: int = 0  # tokens at the end that are no patches
+    exists: Tensor | None = None  # (B, N+M) 0 to 1, how far each token is there; only while a selection is trained
 
 
 class Run:
@@ -71,19 +72,26 @@ class Run:
         self, block: int, tokens: Tensor, q: Tensor, k: Tensor, log_sum: Tensor | None, scale: float
     ) -> tuple[Reduction, Tensor]:
         """Ask the method, and note what it says."""
-        at, state = self.attachment, self.states.get(block, State())
-        learns = at.method.differentiable and torch.is_grad_enabled()
+        method, state = self.attachment.method, self.states.get(block, State())
+        learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
-            view = TokenView(
-                tokens, q, k, scale=scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made, size=state.size,
-                bias=self.bias(state), log_sum=log_sum, origin=state.origin, depth=block / at.depth, text=at.text,
-                project=at.project,
-            )  # fmt: skip
-            reduction = at.method.reduce(view, self.counts[block])
+            view = self.view(block, state, tokens, q, k, log_sum, scale)
+            reduction = method.reduce(view, self.counts[block])
             origin = view.origin.gather(1, reduction.keep)
         self.reductions[block] = reduction
         self.kept[block] = origin
         return reduction, origin
+
+    def view(
+        self, block: int, state: State, tokens: Tensor, q: Tensor, k: Tensor, log_sum: Tensor | None, scale: float
+    ) -> TokenView:
+        """What the method may look at."""
+        at = self.attachment
+        return TokenView(
+            tokens, q, k, scale=scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made, size=state.size,
+            bias=self.bias(state), log_sum=log_sum, origin=state.origin, depth=block / at.depth, text=at.text,
+            project=at.project,
+        )  # fmt: skip
 
     def bias(self, state: State) -> Tensor | None:
         """(B, P+N+M) log of the sizes, as far as they count; 0 for the prefix."""
@@ -242,7 +250,7 @@ class SievedBlocks(nn.ModuleList):
 
     def bound(self) -> list[Bound]:
         """All blocks, bound to a new run, which becomes the last one."""
-        run = Run(self.attachment)
+        run = self.attachment.new_run(self.attachment)
         if self.attachment.mode == "fuse":
             _fusing.get().append(run)
         if not torch.compiler.is_exporting():

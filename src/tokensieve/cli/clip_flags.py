@@ -42,6 +42,7 @@ def add_shared_flags(parser: ArgumentParser) -> None:
     )
     add("--method_option", action="append", default=[], metavar="KEY=VALUE",
         help="an option of the method, as often as needed; also as a bare word KEY=VALUE")  # fmt: skip
+    add("--adapter", metavar="FILE", help="= --method_option adapter=FILE, for --method learned")
     add("--config", metavar="FILE", help="YAML whose keys are flags of either set; the command line wins")
     add("--amp", action="store_true", help="mixed precision on a CPU too, where it is off otherwise")
     add("--speed_batches", type=int, default=4, metavar="N",
@@ -74,7 +75,8 @@ def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
     file = ours.parse_known_args(words)[0].config
     words = [*(_file_words(file, ours, theirs, words) if file else []), *words]
     own, rest = ours.parse_known_args(words)
-    own.method_option = [*own.method_option, *bare]
+    adapter = [] if own.adapter is None else [f"adapter={own.adapter}"]
+    own.method_option = [*own.method_option, *bare, *adapter]
     defaults = {name: theirs.get_default(name) for name in _DEFAULTED}
     theirs.set_defaults(**dict.fromkeys(_DEFAULTED), output=OUTPUT)
     found, unknown = theirs.parse_known_args(rest)

@@ -53,6 +53,9 @@ class Method(ABC):
         if not low <= keep <= view.n:
             raise BudgetError(f"keep={keep} of {view.n} patches: one reduction can leave {low} to {view.n} of them")
 
+    def check_encoder(self, depth: int, width: int) -> None:  # noqa: B027
+        """Raise where the method was made for an encoder of another depth or width. Called when it is attached."""
+
     def own_keep(self) -> int | None:
         """The budget that the method's own options ask for, where none is given."""
         return None

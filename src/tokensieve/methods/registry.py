@@ -25,6 +25,7 @@ _BUILT_IN: dict[str, tuple[str, str, str]] = {
     "vispruner": ("vispruner", "VisPruner", "important by CLS attention, then duplicates removed (2412.01818)"),
     "cdpruner": ("cdpruner", "CDPruner", "determinantal choice conditioned on a text, one cut (2506.10967)"),
     "sieve": ("sieve", "SieveMethod", "ours: merge what a more important patch stands for already"),
+    "learned": ("learned", "Learned", "ours: sieve with prices trained on a model, needs adapter=FILE"),
 }
 _registered: dict[str, type[Method]] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ from tokensieve.core.reduction import Reduction, complement, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method, check
 
-__all__ = ["SieveMethod"]
+__all__ = ["SieveMethod", "unit_keys"]
 
 
 @dataclass(kw_only=True)
@@ -52,28 +53,38 @@ class SieveMethod(Method):
         n, r = view.n, view.n - keep
         if r == 0:
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
-        importance, order = view.importance().sort(dim=1, descending=True)
-        keys = take_tokens(self._keys(view), order)
-        alike = keys[:, 1:] @ keys.transpose(1, 2)  # (B, N-1, N), by rank; the first rank never goes
-        price = self._price(alike, importance)
+        order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r), rank - 1
         rows = alike.gather(1, gone.unsqueeze(-1).expand(-1, -1, n))
-        left = torch.zeros_like(importance).scatter(1, gone + 1, float("-inf"))
+        left = torch.zeros_like(alike[:, 0]).scatter(1, gone + 1, float("-inf"))
         target = (rows + left.unsqueeze(1)).argmax(dim=-1)  # by rank; never one that goes
         drop = order.gather(1, gone + 1)
         stay = complement(drop, n)
-        top = price.amax(dim=1, keepdim=True)
-        scores = torch.empty_like(importance).scatter(1, order, torch.cat([top, price], dim=1))
+        paid = torch.cat([price.amax(dim=1, keepdim=True), price], dim=1)
+        scores = torch.empty_like(paid).scatter(1, order, paid)
         return Reduction(keep=stay, drop=drop, into=slot_of(stay, order.gather(1, target), n), scores=scores)
 
-    def _keys(self, view: TokenView) -> Tensor:
-        """(B, N, H * d), each head's part of length 1 / sqrt(H): their product is the mean cosine over heads."""
-        k = view.k[:, :, view.prefix : view.prefix + view.n]
-        return F.normalize(k, dim=-1).transpose(1, 2).flatten(2) * k.shape[1] ** -0.5
+    def rank(self, view: TokenView) -> tuple[Tensor, Tensor, Tensor]:
+        """What the choice is made by, the patches ordered by falling importance.
 
-    def _price(self, alike: Tensor, importance: Tensor) -> Tensor:
-        """(B, N-1) what losing each patch but the first costs; ordered by rank, so better means further left."""
+        Returns the order (B, N), cosines (B, N-1, N) and prices (B, N-1), both without the first, which never goes.
+        """
+        importance, order = view.importance().sort(dim=1, descending=True)
+        keys = take_tokens(unit_keys(view.k[:, :, view.prefix : view.prefix + view.n]), order)
+        alike = keys[:, 1:] @ keys.transpose(1, 2)
         worse = torch.ones(alike.shape[1:], dtype=torch.bool, device=alike.device).triu(diagonal=1)
-        nearest = alike.masked_fill(worse, -1.0).amax(dim=-1)
+        distance = (1.0 - alike.masked_fill(worse, -1.0).amax(dim=-1)).clamp_min(0.0)
         share = importance / importance.mean(dim=1, keepdim=True)
-        return (1.0 - nearest).clamp_min(0.0) * share[:, 1:] ** self.weight
+        return order, alike, self.price(view, order[:, 1:], distance, share[:, 1:])
+
+    def price(self, view: TokenView, order: Tensor, distance: Tensor, share: Tensor) -> Tensor:
+        """(B, N-1) what losing each of the patches `order` costs. All arguments are (B, N-1).
+
+        distance: to the nearest patch that is more important. share: importance over its mean.
+        """
+        return distance * share**self.weight
+
+
+def unit_keys(k: Tensor) -> Tensor:
+    """(B, H, N, d) -> (B, N, H * d), each head's part of length 1 / sqrt(H): products are mean cosines over heads."""
+    return F.normalize(k, dim=-1).transpose(1, 2).flatten(2) / math.sqrt(k.shape[1])

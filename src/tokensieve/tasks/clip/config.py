@@ -73,8 +73,12 @@ class SieveConfig:
         return re.sub(r"[^\w.,-]+", "", "-".join(parts))[:60]
 
     def plain(self) -> dict[str, Any]:
-        """As plain data, for the record."""
-        return asdict(self) | {"options": dict(self.options)}
+        """As plain data, for the record. A trained adapter is named by what is in it too: files are written anew."""
+        plain = asdict(self) | {"options": dict(self.options)}
+        adapter = self.options.get("adapter")
+        if adapter:
+            plain["adapter_sha256"] = hashlib.sha256(Path(adapter).read_bytes()).hexdigest()
+        return plain
 
 
 BASELINE = SieveConfig()

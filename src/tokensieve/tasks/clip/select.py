@@ -1,0 +1,376 @@
+"""Train a selection by distillation: the reduced model shall give the untouched model's image feature.
+
+No labels: any images will do. The model is frozen; what trains is `methods.learned`'s scoring networks, through
+`adapters.soft`. Every draw depends on the seed and the step alone, so an interrupted run that goes on is the run that
+was never interrupted. Imports adapters, methods and results.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.adapters.attach import attach, find_tower
+from tokensieve.adapters.soft import attach_soft
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError
+from tokensieve.methods.learned import Learned, ScoringNetworks, adapter_bytes
+from tokensieve.results.record import write_whole
+
+__all__ = ["Judgement", "Photos", "SelectConfig", "Subject", "default_subject", "distillation_loss", "keep_for",
+           "photos_in", "state_file", "train_select"]  # fmt: skip
+
+SPEEDS = (2.0, 3.0)
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+
+
+@dataclass(frozen=True)
+class SelectConfig:
+    """held_out: of the images, those that choose the best step. keep: budgets to train for, in turn; none: what makes
+    2x and 3x possible. kl: weight of the zero-shot logits beside the feature's cosine. every: steps between judgements.
+    """
+
+    held_out: int = 128
+    steps: int = 300
+    batch_size: int = 16
+    lr: float = 4e-3
+    weight_decay: float = 0.01
+    kl: float = 1.0
+    tau: float = 0.5
+    keep: tuple[int | float, ...] = ()
+    every: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("held_out", "steps", "batch_size", "every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)}: at least 1")
+        if self.lr <= 0 or self.tau <= 0 or self.kl < 0:
+            raise OptionError(f"lr={self.lr}, tau={self.tau} lie above 0, kl={self.kl} is at least 0")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model to train for. encode: images (B, 3, H, W) -> features (B, E).
+
+    classes: (C, E) of unit length, the zero-shot classifier; None where there is none (then kl must be 0).
+    scale: its inverse temperature.
+    """
+
+    model: nn.Module
+    encode: Callable[[Tensor], Tensor]
+    name: str
+    classes: Tensor | None = None
+    scale: float = 100.0
+
+
+class Photos:
+    """Images to train on: arrays (H, W, 3) or files, opened when they are needed."""
+
+    def __init__(self, items: Sequence[np.ndarray | Path] | np.ndarray, transform: Callable[..., Tensor]) -> None:
+        self.items, self.transform = items, transform
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def pixels(self, index: Sequence[int]) -> Tensor:
+        """(B, 3, H, W)."""
+        return torch.stack([self.transform(self._open(self.items[i])) for i in index])
+
+    @staticmethod
+    def _open(item: np.ndarray | Path) -> Any:
+        if not isinstance(item, Path):
+            return item
+        from PIL import Image
+
+        try:
+            with Image.open(item) as image:
+                return image.convert("RGB")
+        except OSError as error:
+            raise MissingMaterialError(f"{item} is no image that can be read: {error}") from None
+
+
+def photos_in(folder: Path, most: int | None = None) -> list[Path]:
+    """The image files in a folder and below, by name."""
+    if not folder.is_dir():
+        raise MissingMaterialError(f"--photos {folder}: there is no such folder")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not found:
+        raise MissingMaterialError(f"--photos {folder}: no {', '.join(SUFFIXES)} files in it")
+    return found[:most]
+
+
+def default_subject(kl: float) -> tuple[Subject, Callable[..., Tensor]]:
+    """The embedded CLIP with CIFAR-10's classes, and its transform; without a use for texts its image tower alone."""
+    from tokensieve.tasks.clip.align import TEMPLATES
+    from tokensieve.tasks.clip.default import MODEL, load_default_clip
+    from tokensieve.zoo import vit_s14
+    from tokensieve.zoo.cifar10 import CLASSES
+
+    if not kl:
+        tower = vit_s14.vit_s14_openclip()
+        return Subject(tower, tower, "vit-s14"), vit_s14.preprocess()
+    model, transform, tokenizer = load_default_clip()
+    clip: Any = model
+    with torch.no_grad():
+        text = clip.encode_text(tokenizer([template.format(c=name) for name in CLASSES for template in TEMPLATES]))
+        text = F.normalize(text, dim=-1).view(len(CLASSES), len(TEMPLATES), -1).mean(dim=1)
+        subject = Subject(model, clip.encode_image, MODEL, F.normalize(text, dim=-1), float(clip.logit_scale.exp()))
+    return subject, transform
+
+
+def distillation_loss(
+    feature: Tensor, wanted: Tensor, classes: Tensor | None = None, scale: float = 1.0, kl: float = 0.0
+) -> Tensor:
+    """1 - cosine of the features (B, E), plus kl times KL(wanted || feature) of the zero-shot logits; mean over B."""
+    feature, wanted = F.normalize(feature, dim=-1), F.normalize(wanted, dim=-1)
+    loss = 1.0 - (feature * wanted).sum(dim=-1).mean()
+    if kl and classes is not None:
+        said, right = ((scale * x @ classes.T).log_softmax(dim=-1) for x in (feature, wanted))
+        loss = loss + kl * F.kl_div(said, right, reduction="batchmean", log_target=True)
+    return loss
+
+
+def keep_for(model: nn.Module, method: Learned, possible: float) -> int:
+    """The largest budget whose MACs make such a speed-up possible."""
+    low, high = 1, math.prod(_grid(model)) - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        with attach(model, method, keep=middle) as handle:
+            enough = handle.cost().possible >= possible
+        low, high = (middle, high) if enough else (low, middle - 1)
+    return low
+
+
+def _grid(model: nn.Module) -> tuple[int, int]:
+    tower, family = find_tower(model)
+    return family.grid(tower)
+
+
+def new_networks(model: nn.Module, seed: int) -> ScoringNetworks:
+    """Untrained networks that fit a model's encoder."""
+    tower, family = find_tower(model)
+    blocks = list(family.blocks(tower).children())
+    return ScoringNetworks(len(blocks), family.shape(blocks[0]).attention_width, seed=seed)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How well the held-out features are kept after so many steps, by hard selection; one number a budget each."""
+
+    step: int
+    loss: tuple[float, ...]
+    cosine: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        return sum(self.loss) / len(self.loss)
+
+
+@dataclass
+class _Progress:
+    """All that a run needs to go on."""
+
+    step: int
+    losses: list[float]
+    judged: list[Judgement]
+
+    @property
+    def best(self) -> Judgement:
+        return min(self.judged, key=lambda j: j.mean)
+
+
+class _Trainer:
+    def __init__(self, subject: Subject, photos: Photos, config: SelectConfig) -> None:
+        if config.kl and subject.classes is None:
+            raise OptionError(f"kl={config.kl}: {subject.name} has no zero-shot classifier; give kl=0")
+        if len(photos) < config.held_out + config.batch_size:
+            raise OptionError(
+                f"{len(photos)} images are too few for {config.held_out} held-out ones and a batch of "
+                f"{config.batch_size}"
+            )
+        self.subject, self.photos, self.config = subject, photos, config
+        self.networks = new_networks(subject.model, config.seed)
+        self.method = Learned(adapter=self.networks)
+        self.keep = config.keep or tuple(keep_for(subject.model, self.method, speed) for speed in SPEEDS)
+        self.optimiser = torch.optim.AdamW(self._groups(), lr=config.lr, weight_decay=config.weight_decay)
+        self.progress = _Progress(0, [], [])
+        order = self._shuffled(-1, len(photos))
+        self.held, self.train = order[: config.held_out], order[config.held_out :]
+        self._wanted: dict[int, Tensor] = {}  # image -> the untouched model's feature
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The step is of one size for every weight: smaller where many of them add up, larger for three exponents."""
+        net, lr = self.networks, self.config.lr
+        speeds = {net.first: 10 / net.width, net.bias: 1.0, net.last: 1.0, net.exponents: 4.0}
+        return [{"params": [part], "lr": lr * speed, "speed": speed} for part, speed in speeds.items()]
+
+    def _shuffled(self, epoch: int, n: int) -> list[int]:
+        seed = 1_000_003 * self.config.seed + epoch + 1
+        return torch.randperm(n, generator=torch.Generator().manual_seed(seed)).tolist()
+
+    def batch(self, step: int) -> list[int]:
+        """The images of a step: epoch after epoch, each in an order of its own."""
+        size, n = self.config.batch_size, len(self.train)
+        places = range(step * size, (step + 1) * size)
+        orders = {epoch: self._shuffled(epoch, n) for epoch in {place // n for place in places}}
+        return [self.train[orders[place // n][place % n]] for place in places]
+
+    def wanted(self, index: list[int], pixels: Tensor) -> Tensor:
+        """The untouched model's features of these images, each computed once."""
+        missing = [place for place, i in enumerate(index) if i not in self._wanted]
+        if missing:
+            with torch.no_grad():
+                fresh = self.subject.encode(pixels[missing])
+            self._wanted |= {index[place]: row for place, row in zip(missing, fresh, strict=True)}
+        return torch.stack([self._wanted[i] for i in index])
+
+    def loss(self, feature: Tensor, wanted: Tensor) -> Tensor:
+        return distillation_loss(feature, wanted, self.subject.classes, self.subject.scale, self.config.kl)
+
+    def learn(self) -> float:
+        """One step, on the budget whose turn it is."""
+        c, step = self.config, self.progress.step
+        index = self.batch(step)
+        pixels = self.photos.pixels(index)
+        wanted = self.wanted(index, pixels)
+        pace = min(1.0, (step + 1) / (0.05 * c.steps)) * 0.5 * (1 + math.cos(math.pi * step / c.steps))
+        for group in self.optimiser.param_groups:
+            group["lr"] = c.lr * group["speed"] * pace
+        with attach_soft(self.subject.model, self.method, keep=self.keep[step % len(self.keep)], tau=c.tau):
+            loss = self.loss(self.subject.encode(pixels), wanted)
+        if not loss.isfinite():
+            raise OptionError(f"the loss is {loss.item()} at step {step}: lower lr={c.lr}, or raise tau={c.tau}")
+        self.optimiser.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.networks.parameters(), 1.0)
+        self.optimiser.step()
+        self.progress.step += 1
+        self.progress.losses.append(loss.item())
+        return loss.item()
+
+    @torch.no_grad()
+    def judge(self) -> Judgement:
+        """The held-out images by exact selection, as in inference."""
+        losses, cosines = [], []
+        for keep in self.keep:
+            loss = cosine = 0.0
+            for start in range(0, len(self.held), self.config.batch_size):
+                index = self.held[start : start + self.config.batch_size]
+                pixels = self.photos.pixels(index)
+                wanted = self.wanted(index, pixels)
+                with attach(self.subject.model, self.method, keep=keep):
+                    feature = self.subject.encode(pixels)
+                loss += len(index) * self.loss(feature, wanted).item()
+                cosine += F.cosine_similarity(feature, wanted).sum().item()
+            losses.append(loss / len(self.held))
+            cosines.append(cosine / len(self.held))
+        return Judgement(self.progress.step, tuple(losses), tuple(cosines))
+
+    # -- going on -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        p = self.progress
+        return {
+            "config": asdict(self.config), "images": len(self.photos), "model": self.subject.name, "step": p.step,
+            "losses": p.losses, "judged": [asdict(j) for j in p.judged],
+            "networks": self.networks.state_dict(), "optimiser": self.optimiser.state_dict(),
+        }  # fmt: skip
+
+    def go_on(self, path: Path) -> None:
+        """Take up the state of an interrupted run. One of other settings is an error that names them."""
+        try:
+            found = torch.load(path, weights_only=True)
+        except FileNotFoundError:
+            raise MissingMaterialError(f"{path}: there is no run to go on with") from None
+        except Exception as error:  # a file that is something else can fail in any way
+            raise RecordError(f"{path} is no whole state of a run: {' '.join(str(error).split())[:200]}") from None
+        mine = self.state()
+        facts = [(name, found["config"].get(name), value) for name, value in mine["config"].items()]
+        facts += [(name, found[name], mine[name]) for name in ("images", "model")]
+        other = [f"{name} was {was!r}, is {now!r}" for name, was, now in facts if was != now]
+        if other:
+            raise OptionError(f"{path} is of a run with other settings: {'; '.join(other)}")
+        self.networks.load_state_dict(found["networks"])
+        self.optimiser.load_state_dict(found["optimiser"])
+        judged = [Judgement(j["step"], tuple(j["loss"]), tuple(j["cosine"])) for j in found["judged"]]
+        self.progress = _Progress(found["step"], list(found["losses"]), judged)
+
+
+def state_file(output: Path) -> Path:
+    """Where the state of a run lies whose adapter is `output`."""
+    return output.with_name(f"{output.name}.state")
+
+
+def train_select(
+    subject: Subject,
+    photos: Photos,
+    config: SelectConfig,
+    output: Path,
+    *,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tick: Callable[[int], None] = lambda step: None,
+) -> tuple[list[Judgement], list[float]]:
+    """Train, and write the best adapter to `output` and the run's state beside it at every judgement.
+
+    Returns the judgements (the first is of the untrained networks, that is of sieve) and the loss of every step.
+    tell: called with a line a judgement; tick: with the steps done so far.
+    """
+    with _frozen(subject.model):
+        trainer = _Trainer(subject, photos, config)
+        progress = trainer.progress
+        if resume:
+            trainer.go_on(state_file(output))
+            progress = trainer.progress
+        while True:
+            if progress.step % config.every == 0 or progress.step == config.steps:
+                _note(trainer, output, tell)
+            if progress.step >= config.steps:
+                return progress.judged, progress.losses
+            trainer.learn()
+            tick(progress.step)
+
+
+def _note(trainer: _Trainer, output: Path, tell: Callable[[str], None]) -> None:
+    progress = trainer.progress
+    if progress.judged and progress.judged[-1].step == progress.step:
+        return  # the run was interrupted just after this
+    progress.judged.append(trainer.judge())
+    now, start = progress.judged[-1], progress.judged[0]
+    if progress.best is now:
+        recipe = asdict(trainer.config) | {"keep": trainer.keep, "images": len(trainer.photos), "step": now.step}
+        about = {"model": trainer.subject.name, "recipe": recipe, "held_out": asdict(now)}
+        write_whole(output, adapter_bytes(trainer.networks, about))
+    buffer = io.BytesIO()
+    torch.save(trainer.state(), buffer)
+    write_whole(state_file(output), buffer.getvalue())
+    budgets = zip(trainer.keep, now.cosine, start.cosine, strict=True)
+    kept = ", ".join(f"keep {keep}: cosine {cosine:.4f} (untrained {before:.4f})" for keep, cosine, before in budgets)
+    tell(f"step {now.step}: held-out loss {now.mean:.4f} (untrained {start.mean:.4f}); {kept}")
+
+
+@contextmanager
+def _frozen(model: nn.Module) -> Iterator[None]:
+    """In eval mode and without gradients of its weights; everything as before afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    wanting = [p for p in model.parameters() if p.requires_grad]
+    model.eval()
+    for p in wanting:
+        p.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+        for p in wanting:
+            p.requires_grad_(True)

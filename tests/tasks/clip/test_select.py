@@ -1,0 +1,241 @@
+"""Training a selection: the forward is the pruned model's, the loss falls, and an interruption changes nothing."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+import tokensieve
+from tokensieve.adapters.soft import attach_soft
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnsupportedModelError
+from tokensieve.methods.learned import Learned, ScoringNetworks, load_adapter
+from tokensieve.tasks.clip import select
+from tokensieve.tasks.clip.select import (
+    Photos,
+    SelectConfig,
+    Subject,
+    distillation_loss,
+    keep_for,
+    photos_in,
+    state_file,
+    train_select,
+)
+from tokensieve.testing import tiny_model
+
+SMALL = SelectConfig(held_out=8, steps=6, batch_size=4, keep=(18, 9), every=2, kl=0.5, lr=0.02)
+
+
+def _method(seed=0):
+    networks = ScoringNetworks(4, 32, seed=seed)
+    torch.nn.init.normal_(networks.last, generator=torch.Generator().manual_seed(seed))
+    return Learned(adapter=networks)
+
+
+def _subject(name="openclip"):
+    tiny = tiny_model(name)
+    classes = F.normalize(torch.randn(3, 16, generator=torch.Generator().manual_seed(7)), dim=-1)
+    return Subject(tiny.model, lambda x: tiny.feature(tiny.model, x), "tiny", classes, scale=5.0)
+
+
+def _photos(n=30):
+    images = torch.randn(n, 3, 48, 48, generator=torch.Generator().manual_seed(1))
+    return Photos(images.numpy(), torch.as_tensor)
+
+
+# -- the soft forward -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["openclip", "openclip_layerscale", "timm", "timm_registers", "transformers_clip"])
+@pytest.mark.parametrize("keep", [30, 9, 1])
+def test_the_soft_forward_is_the_pruned_one(family, keep):
+    tiny, method = tiny_model(family), _method()
+    images = tiny.images(3)
+    with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=keep) as handle:
+        wanted, kept = tiny.feature(tiny.model, images), handle.kept
+    with attach_soft(tiny.model, method, keep=keep) as handle:
+        got = tiny.feature(tiny.model, images)
+        assert all(torch.equal(handle.kept[block], index) for block, index in kept.items())
+    assert torch.allclose(got, wanted, atol=1e-4)
+
+
+def test_gradients_reach_every_network_that_the_feature_depends_on():
+    tiny, method = tiny_model("openclip"), _method()
+    tiny.model.requires_grad_(False)
+    with attach_soft(tiny.model, method, keep=9):
+        tiny.feature(tiny.model, tiny.images(2)).square().sum().backward()
+    for p in method.networks.parameters():
+        reached = p.grad.flatten(1).abs().sum(dim=1) > 0
+        assert reached.tolist() == [True, True, True, False]  # CLS is done when the last block cuts
+        assert p.grad.isfinite().all()
+
+
+def test_a_gradient_says_what_a_dropped_patch_would_change(monkeypatch):
+    """Against differences: the gate of one ghost moved by hand, the forward run again."""
+    tiny, method = tiny_model("openclip"), _method()
+    tiny.model.requires_grad_(False)
+    images, gates, moved = tiny.images(1).double(), [], {}
+    tiny.model.double()
+    exact = select.attach_soft.__globals__["keep_gate"]
+
+    def gate(score, hard, tau):
+        value = exact(score, hard, tau).detach().double()
+        for (cut, patch), by in moved.items():
+            if cut == len(gates):
+                value[0, patch] += by
+        gates.append((value.requires_grad_(), hard))
+        return value
+
+    monkeypatch.setitem(select.attach_soft.__globals__, "keep_gate", gate)
+
+    def loss():
+        gates.clear()
+        with attach_soft(tiny.model, method, keep=9):
+            return tiny.feature(tiny.model, images).square().sum()
+
+    loss().backward()
+    grads, masks = [g.grad[0].clone() for g, _ in gates[:3]], [hard[0].clone() for _, hard in gates[:3]]
+    start = loss().item()
+    for cut, (grad, hard) in enumerate(zip(grads, masks, strict=True)):
+        for patch in (hard.nonzero()[0].item(), (~hard).nonzero()[0].item()):
+            step = 1e-5 if not hard[patch] else -1e-5  # a kept one can only fade, a dropped one only appear
+            moved = {(cut, patch): step}
+            slope = (loss().item() - start) / step
+            moved = {}
+            assert grad[patch].item() == pytest.approx(slope, rel=0.02, abs=1e-4)
+
+
+def test_towers_that_pool_over_patches_are_refused():
+    tiny = tiny_model("openclip_avg")
+    with pytest.raises(UnsupportedModelError, match="pools over patches"):
+        attach_soft(tiny.model, _method(), keep=9)
+    with tokensieve.attach(tiny.model, "sieve", keep=9):  # nothing was left attached
+        pass
+    with pytest.raises(OptionError, match="tau=0"):
+        attach_soft(tiny_model("openclip").model, _method(), keep=9, tau=0.0)
+
+
+# -- training ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_by_hand():
+    g = torch.Generator().manual_seed(0)
+    a, b, classes = (torch.randn(n, 4, generator=g) for n in (2, 2, 3))
+    total = 0.0
+    for x, y in zip(a, b, strict=True):
+        x, y = x / x.norm(), y / y.norm()
+        p, q = ((5.0 * classes @ v).softmax(dim=0).tolist() for v in (y, x))
+        total += 1 - (x @ y).item() + 0.5 * sum(s * math.log(s / t) for s, t in zip(p, q, strict=True))
+    assert distillation_loss(a, b, classes, 5.0, 0.5).item() == pytest.approx(total / 2, rel=1e-4)
+    assert distillation_loss(a, a, classes, 5.0, 0.5).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_the_loss_falls_and_the_best_adapter_is_written(tmp_path):
+    """Few images, seen again and again, that the held-out ones are among: learning them must show."""
+    subject, output = _subject(), tmp_path / "a.safetensors"
+    config = SelectConfig(held_out=4, steps=60, batch_size=8, keep=(6,), every=60, kl=0.0, lr=0.02, tau=0.3)
+    lines: list[str] = []
+    judged, losses = train_select(subject, _photos(12), config, output, tell=lines.append)
+    assert len(losses) == 60
+    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert [j.step for j in judged] == [0, 60]
+    assert lines[0].startswith("step 0: held-out loss")
+    assert load_adapter(output).depth == 4
+
+
+def test_an_interrupted_run_goes_on_as_if_it_was_not(tmp_path):
+    whole, parts = tmp_path / "whole.safetensors", tmp_path / "parts.safetensors"
+    judged, losses = train_select(_subject(), _photos(), SMALL, whole)
+
+    def interrupt(step):
+        if step == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_select(_subject(), _photos(), SMALL, parts, tick=interrupt)
+    assert torch.load(state_file(parts), weights_only=True)["step"] == 4
+    judged_again, losses_again = train_select(_subject(), _photos(), SMALL, parts, resume=True)
+    assert losses_again == pytest.approx(losses, abs=1e-6)
+    assert [j.step for j in judged_again] == [j.step for j in judged] == [0, 2, 4, 6]
+    for a, b in zip(judged, judged_again, strict=True):
+        assert a.loss == pytest.approx(b.loss, abs=1e-6)
+    adapters = [load_adapter(path).state_dict() for path in (whole, parts)]
+    assert all(torch.allclose(value, adapters[1][name], atol=1e-6) for name, value in adapters[0].items())
+    assert {path.name for path in tmp_path.iterdir()} == {f"{n}.safetensors{e}" for n in ("whole", "parts")
+                                                          for e in ("", ".state")}  # fmt: skip
+    done = train_select(_subject(), _photos(), SMALL, parts, resume=True)
+    assert done == (judged_again, losses_again)
+
+
+def test_what_cannot_go_on_is_named(tmp_path):
+    output = tmp_path / "a.safetensors"
+    with pytest.raises(MissingMaterialError, match=r"a\.safetensors\.state"):
+        train_select(_subject(), _photos(), SMALL, output, resume=True)
+    state_file(output).write_bytes(b"half a fi")
+    with pytest.raises(RecordError, match=r"a\.safetensors\.state is no whole state"):
+        train_select(_subject(), _photos(), SMALL, output, resume=True)
+    train_select(_subject(), _photos(), SMALL, output)
+    other = SelectConfig(**(vars(SMALL) | {"lr": 0.1}))
+    with pytest.raises(OptionError, match=r"lr was 0\.02, is 0\.1; images was 30, is 29"):
+        train_select(_subject(), _photos(29), other, output, resume=True)
+
+
+def test_the_model_is_left_as_it_was(tmp_path):
+    subject = _subject()
+    subject.model.train()
+    before = {name: value.clone() for name, value in subject.model.state_dict().items()}
+    train_select(subject, _photos(), SMALL, tmp_path / "a.safetensors")
+    assert all(torch.equal(value, before[name]) for name, value in subject.model.state_dict().items())
+    assert all(p.requires_grad and p.grad is None for p in subject.model.parameters())
+    assert all(module.training for module in subject.model.modules())
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
+    subject = _subject()
+    broken = Subject(subject.model, lambda x: subject.encode(x) * math.nan, "broken")
+    config = SelectConfig(**(vars(SMALL) | {"kl": 0.0}))
+    with pytest.raises(OptionError, match="the loss is nan at step 0: lower lr"):
+        train_select(broken, _photos(), config, tmp_path / "a.safetensors")
+
+
+def test_wrong_settings_are_named(tmp_path):
+    with pytest.raises(OptionError, match="steps=0"):
+        SelectConfig(steps=0)
+    with pytest.raises(OptionError, match="lr=0"):
+        SelectConfig(lr=0.0)
+    with pytest.raises(OptionError, match="11 images are too few for 8 held-out"):
+        train_select(_subject(), _photos(11), SMALL, tmp_path / "a")
+    plain = Subject(_subject().model, _subject().encode, "plain")
+    with pytest.raises(OptionError, match="plain has no zero-shot classifier"):
+        train_select(plain, _photos(), SMALL, tmp_path / "a")
+
+
+def test_budgets_come_from_the_speed_they_make_possible():
+    model = tiny_model("openclip").model
+    keep = keep_for(model, _method(), 1.5)
+    possible = []
+    for budget in (keep, keep + 1):
+        with tokensieve.attach(model, _method(), keep=budget) as handle:
+            possible.append(handle.cost().possible)
+    assert possible[0] >= 1.5 > possible[1]
+
+
+def test_photos_of_a_folder(tmp_path):
+    (tmp_path / "deep").mkdir()
+    for name in ("b.png", "deep/a.jpg"):
+        Image.new("L", (5, 4)).save(tmp_path / name)
+    (tmp_path / "notes.txt").write_text("")
+    files = photos_in(tmp_path)
+    assert [file.name for file in files] == ["b.png", "a.jpg"]
+    assert len(photos_in(tmp_path, 1)) == 1
+    seen = Photos(files, lambda image: torch.tensor([*image.size, len(image.getbands())])).pixels([1, 0])
+    assert seen.tolist() == [[5, 4, 3]] * 2
+    (tmp_path / "b.png").write_text("no picture")
+    with pytest.raises(MissingMaterialError, match=r"b\.png is no image"):
+        Photos(files, torch.as_tensor).pixels([0])
+    with pytest.raises(MissingMaterialError, match="absent: there is no such folder"):
+        photos_in(tmp_path / "absent")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(MissingMaterialError, match=r"empty: no \.jpg"):
+        photos_in(tmp_path / "empty")
