@@ -14,7 +14,7 @@ def _fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-CASES = [("openclip", "anchor"), ("timm", "tome"), ("transformers_clip", "evit"), ("timm_avg", "tome")]
+CASES = [("openclip", "anchor"), ("timm_avg", "tome"), ("transformers_clip", "evit")]
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ CASES = [("openclip", "anchor"), ("timm", "tome"), ("transformers_clip", "evit")
 def test_compiled_equals_eager(family: str, method: str) -> None:
     tiny = tiny_model(family)
     a, b = tiny.images(2), tiny.images(2, seed=1)
-    with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=[20, 14], at=[0, 2]) as handle:
+    with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=14 if method != "tome" else 20, at=2) as handle:
         wanted, kept = [], []
         for images in (a, b):
             wanted.append(tiny.feature(tiny.model, images))

@@ -99,6 +99,27 @@ def test_average_pooling_is_weighted_by_size(tower: str, name: str, cuts: dict) 
     assert (wanted - unweighted).abs().max() > 1e-3
 
 
+def test_rotary_rows_go_with_their_patches() -> None:
+    """After the cut every block turns each patch by the row of its own place; timm's untouched blocks say the same."""
+    tiny = tiny_model("timm_eva")
+    model, images = tiny.model, tiny.images(2)
+    keep = even(12)(None, torch.zeros(1, 37, 1), None)
+    rows = [0] + [1 + i for i in keep]
+    with torch.no_grad():
+        tokens, rope = model._pos_embed(model.patch_embed(images))
+        first, *others = model.blocks
+        tokens = tokens + first.attn(first.norm1(tokens), rope=rope)
+        tokens = tokens[:, rows]
+        tokens = tokens + first.mlp(first.norm2(tokens))
+        for block in others:
+            tokens = block(tokens, rope=rope[keep])
+        wanted = model.forward_head(model.norm(tokens))
+        with tokensieve.attach(model, "grid", keep=12, at=0) as handle:
+            got = tiny.feature(model, images)
+            assert handle.kept[0][0].tolist() == keep
+    assert torch.allclose(got, wanted, atol=2e-5), (got - wanted).abs().max()
+
+
 @dataclass(kw_only=True)
 class Everything(tokensieve.Method):
     """Asked for fewer, it keeps all: the cut runs and removes nothing."""

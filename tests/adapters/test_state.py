@@ -179,8 +179,13 @@ def test_copies_of_a_fusing_model(family: str, make) -> None:
 # -- replicas and threads -----------------------------------------------------------------------------------------
 
 
-def replicate(model: nn.Module, factor: float) -> nn.Module:
-    """As nn.DataParallel does it, with weights that differ by `factor`, so that it shows whose weights are read."""
+def shifted(p: torch.Tensor, by: float) -> torch.Tensor:
+    """Other weights, and not by a factor: what is normalised afterwards would hide that."""
+    return p.detach() + by * torch.arange(p.numel()).sin().view_as(p)
+
+
+def replicate(model: nn.Module, by: float) -> nn.Module:
+    """As nn.DataParallel does it, with weights that differ, so that it shows whose weights are read."""
     modules = list(model.modules())
     copies = {id(m): m._replicate_for_data_parallel() for m in modules}
     for module in modules:
@@ -188,7 +193,7 @@ def replicate(model: nn.Module, factor: float) -> nn.Module:
         for name, child in module._modules.items():
             twin._modules[name] = None if child is None else copies[id(child)]
         for name, p in module._parameters.items():
-            setattr(twin, name, None if p is None else p.detach() * factor)
+            setattr(twin, name, None if p is None else shifted(p, by))
     return copies[id(model)]
 
 
@@ -208,16 +213,16 @@ def check_replicas(family: str, mode: str, method: str) -> None:
     a, b = tiny.images(2), tiny.images(3, seed=1)
     with torch.no_grad():
         wanted = []
-        for factor, images in ((1.0, a), (1.1, b)):
+        for by, images in ((0.0, a), (0.1, b)):
             alone = copy.deepcopy(tiny.model)
             for p in alone.parameters():
-                p.mul_(factor)
+                p.copy_(shifted(p, by))
             with tokensieve.attach(alone, method, keep=14, mode=mode):
                 wanted.append(tiny.feature(alone, images))
         with tokensieve.attach(tiny.model, method, keep=14, mode=mode) as handle:
             tiny.feature(tiny.model, tiny.images(1))
             last = handle.blocks.last
-            one, two = replicate(tiny.model, 1.0), replicate(tiny.model, 1.1)
+            one, two = replicate(tiny.model, 0.0), replicate(tiny.model, 0.1)
             got = together(lambda: tiny.feature(one, a), lambda: tiny.feature(two, b))
             assert handle.blocks.last is last, "a replica wrote into the original"
     for x, y in zip(got, wanted, strict=True):
