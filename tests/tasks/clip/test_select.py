@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,8 +10,9 @@ from PIL import Image
 
 import tokensieve
 from tokensieve.adapters.soft import attach_soft
+from tokensieve.cli.main import main
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnsupportedModelError
-from tokensieve.methods.learned import Learned, ScoringNetworks, load_adapter
+from tokensieve.methods.learned import Learned, ScoringNetworks, adapter_bytes, load_adapter
 from tokensieve.tasks.clip import select
 from tokensieve.tasks.clip.select import (
     Photos,
@@ -239,3 +241,51 @@ def test_photos_of_a_folder(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingMaterialError, match=r"empty: no \.jpg"):
         photos_in(tmp_path / "empty")
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def _small(image):
+    return torch.as_tensor(np.array(image.resize((48, 48)))).permute(2, 0, 1).float() / 127.5 - 1.0
+
+
+def test_the_command_trains_an_adapter_that_eval_takes(tiny, run, here, monkeypatch, capsys):
+    (here / "photos").mkdir()
+    for i in range(10):
+        noise = np.random.default_rng(i).integers(0, 255, (60, 60, 3), dtype=np.uint8)
+        Image.fromarray(noise).save(here / "photos" / f"{i}.png")
+    monkeypatch.setattr(select, "default_subject", lambda kl: (_subject(), _small))
+    train = ["train", "select", "--photos", "photos", "--held_out", "4", "--batch_size", "4", "--steps", "2", "--every",
+             "1", "--keep", "9", "0.5", "-o", "a.safetensors"]  # fmt: skip
+    assert main(train) == 0
+    out = capsys.readouterr().out
+    assert out.count("held-out loss") == 3
+    assert out.endswith("adapter: a.safetensors\n")
+    assert main([*train, "--resume"]) == 0
+    first = run(*tiny.usual, "--method", "learned", "--adapter", "a.safetensors", "--keep", "64")
+    assert first["reduced"]
+    (here / "a.safetensors").write_bytes(adapter_bytes(_method().networks, {}))
+    again = run(*tiny.usual, "--method", "learned", "adapter=a.safetensors", "--keep", "64")
+    assert first["config_id"] != again["config_id"]  # another adapter under the same name is another run
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (["train", "selekt"], 'Did you mean "select"?'),
+        (["train", "select", "--step", "3"], 'Did you mean "--steps"?'),
+        (["train", "select", "--steps", "0"], "steps=0"),
+        (["train", "select", "--images", "0"], "--images 0"),
+        (["train", "select", "--photos", "absent"], "absent"),
+        (["train", "select", "--keep", "half"], "'half'"),
+        (["eval", "--method", "learned", "--keep", "0.5"], "train select"),
+        (["eval", "--method", "learned", "--keep", "0.5", "--adapter", "absent.safetensors"], "absent.safetensors"),
+        (["eval", "--method", "tome", "--keep", "0.5", "--adapter", "a"], "adapter"),
+    ],
+)
+def test_wrong_command_lines_are_one_line(words, named, here, capsys):
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert named in err
+    assert err.count("\n") == 1
