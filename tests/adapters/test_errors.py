@@ -168,3 +168,17 @@ def test_a_budget_that_removes_something_does_not_warn() -> None:
         warnings.simplefilter("error")
         with torch.no_grad(), tokensieve.attach(tiny.model, "anchor", keep=35):
             tiny.feature(tiny.model, tiny.images(2))
+
+
+@pytest.mark.parametrize("family", ["openclip_avg", "timm_avg", "transformers_siglip"])
+def test_merging_and_dropping_where_patches_are_pooled(family: str) -> None:
+    """A dropped patch has no token to be given back: said, instead of pooling over another image's tokens."""
+    tiny = tiny_model(family)
+    with torch.no_grad(), tokensieve.attach(tiny.model, MergesThenDrops(), keep=[20, 10], at=[0, 2]):
+        with pytest.raises(UnsupportedModelError, match="merge them or drop them"):
+            tiny.feature(tiny.model, tiny.images(2))
+
+
+class MergesThenDrops(tokensieve.Method):
+    def reduce(self, view: tokensieve.TokenView, keep: int) -> tokensieve.Reduction:
+        return tokensieve.make_method("grid", fold=view.n == 36).reduce(view, keep)
