@@ -174,9 +174,9 @@ def test_a_budget_that_removes_something_does_not_warn() -> None:
 def test_merging_and_dropping_where_patches_are_pooled(family: str) -> None:
     """A dropped patch has no token to be given back: said, instead of pooling over another image's tokens."""
     tiny = tiny_model(family)
-    with torch.no_grad(), tokensieve.attach(tiny.model, MergesThenDrops(), keep=[20, 10], at=[0, 2]):
-        with pytest.raises(UnsupportedModelError, match="merge them or drop them"):
-            tiny.feature(tiny.model, tiny.images(2))
+    handle = tokensieve.attach(tiny.model, MergesThenDrops(), keep=[20, 10], at=[0, 2])
+    with handle, torch.no_grad(), pytest.raises(UnsupportedModelError, match="merge them or drop them"):
+        tiny.feature(tiny.model, tiny.images(2))
 
 
 class MergesThenDrops(tokensieve.Method):
