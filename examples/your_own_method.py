@@ -1,6 +1,6 @@
 """A method of one's own in one class: keep the patches with the largest norm. Then check it, name it and use it.
 
-    python examples/your_own_method.py
+python examples/your_own_method.py
 """
 
 from dataclasses import dataclass

@@ -73,7 +73,8 @@ class SoftRun(Run):
         tokens, q, k = tokens.detach(), q.detach(), k.detach()
         reduction, origin = self.decide(block, tokens, q, k, None, scale)
         with torch.no_grad():
-            view = self.view(block, state, tokens, q, k, None, scale)
+            seen = state._replace(size=None if state.size is None else state.size.detach())
+            view = self.view(block, seen, tokens, q, k, None, scale)
         order, _, price = method.rank(view)
         log_price = price.clamp_min(torch.finfo(price.dtype).tiny).log()
         log_price = torch.cat([log_price.detach().amax(dim=1, keepdim=True), log_price], dim=1)

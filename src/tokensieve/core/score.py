@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -103,17 +105,15 @@ def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
     channel groups in steps of a hundredth of the tokens' root mean square.
     """
     x = tokens.float()
-    rms = x.square().mean(dim=(1, 2)).sqrt().clamp_min(1e-12)
-    means = torch.stack([part.mean(dim=(1, 2)) for part in x.chunk(groups, dim=2)], dim=1)
-    steps = (means / rms.unsqueeze(1) * 100.0).round().to(torch.int64)
-    out = torch.zeros(tokens.shape[0], dtype=torch.int64, device=tokens.device)
-    for g in range(steps.shape[1]):
-        out = _scramble(out * 31 + steps[:, g] + g)
-    return out
+    rms = torch.linalg.vector_norm(x, dim=(1, 2)) / math.sqrt(x.shape[1] * x.shape[2])
+    means = F.adaptive_avg_pool1d(x.mean(dim=1, keepdim=True), groups).squeeze(1)
+    steps = (means / rms.clamp_min(1e-12).unsqueeze(1) * 100.0).round().to(torch.int64)
+    odd = torch.arange(1, groups + 1, device=x.device) * _MIX  # wraps: eight unrelated factors
+    return _scramble((steps * odd).sum(dim=1))
 
 
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:
     """Uniform numbers in [0, 1) from (seed, image hash (B,), position (B, N)): no generator. Returns (B, N)."""
     start = (seed * 0x85EBCA6B + 1) % (1 << 63)
     h = _scramble(position * 0x632BE5AB + start + image.unsqueeze(1))
-    return ((_scramble(h) >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)
+    return ((h >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)

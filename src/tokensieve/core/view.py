@@ -6,7 +6,7 @@ Imports torch only. Adapters build it; methods read it; tests build it by hand w
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -14,6 +14,19 @@ from torch import Tensor
 from tokensieve.core.score import attention_columns, attention_received, query_attention
 
 __all__ = ["TokenView"]
+
+
+def _once(compute: Callable[[TokenView], Tensor]) -> Callable[[TokenView], Tensor]:
+    """Keep what was computed. Not functools.cached_property: its lock breaks a graph of torch.compile."""
+    name = compute.__name__
+
+    @wraps(compute)
+    def get(view: TokenView) -> Tensor:
+        if name not in view._seen:
+            view._seen[name] = compute(view)
+        return view._seen[name]
+
+    return get
 
 
 class TokenView:
@@ -53,6 +66,7 @@ class TokenView:
         self.scale, self.prefix, self.has_cls, self.made = scale, prefix, has_cls, made
         self.bias, self.depth, self.text = bias, depth, text
         self._size, self._log_sum, self._origin, self._project = size, log_sum, origin, project
+        self._seen: dict[str, Tensor] = {}
 
     @classmethod
     def of(cls, tokens: Tensor, heads: int = 1, prefix: int = 1, has_cls: bool = True, **rest: object) -> TokenView:
@@ -76,7 +90,8 @@ class TokenView:
         """(B, N, D) residual stream of the patches."""
         return self.tokens[:, self.prefix : self.prefix + self.n]
 
-    @cached_property
+    @property
+    @_once
     def keys(self) -> Tensor:
         """(B, N, d) keys of the patches, averaged over heads: the similarity space of ToMe."""
         return self.k.mean(dim=1)[:, self.prefix : self.prefix + self.n]
@@ -95,7 +110,8 @@ class TokenView:
             return torch.arange(self.n, device=self.tokens.device).expand(self.batch, -1)
         return self._origin
 
-    @cached_property
+    @property
+    @_once
     def log_sum(self) -> Tensor:
         """(B, H, P+N+M) log of each attention row's denominator."""
         if self._log_sum is not None:
@@ -105,7 +121,8 @@ class TokenView:
             logits = logits + self.bias[:, None, None, :]
         return logits.float().logsumexp(dim=-1)
 
-    @cached_property
+    @property
+    @_once
     def _cls_row(self) -> Tensor:
         return query_attention(self.q[:, :, 0], self.k, self.scale, self.bias)[:, self.prefix :]
 
@@ -115,7 +132,8 @@ class TokenView:
             raise TypeError("this tower has no CLS token: use view.importance()")
         return self._cls_row if made else self._cls_row[:, : self.n]
 
-    @cached_property
+    @property
+    @_once
     def _received(self) -> Tensor:
         return attention_received(self.q, self.k, self.scale, self.bias, self.log_sum)[:, self.prefix :]
 
@@ -135,7 +153,8 @@ class TokenView:
         bias = None if self.bias is None else self.bias[:, p:end]
         return attention_columns(self.q[:, :, p:end], columns, j, self.scale, bias, self.log_sum[:, :, p:end])
 
-    @cached_property
+    @property
+    @_once
     def joint(self) -> Tensor:
         """(B, N, E) patches in the space that `text` lives in."""
         return self.x if self._project is None else self._project(self.x)

@@ -55,7 +55,12 @@ def weights() -> dict[str, Tensor]:
     `pos` (1, 1 + 37 * 37, 384) and `decoder.*`. MatMul weights are stored transposed and named by nothing but the node
     that uses them, so the nodes are read, not the initialisers' names.
     """
-    import onnx
+    try:
+        import onnx
+    except ModuleNotFoundError:
+        raise MissingMaterialError(
+            "reading the ViT-S/14 needs the package onnx: `pip install tokensieve[onnx]`"
+        ) from None
     from onnx import numpy_helper
 
     graph = onnx.load(str(onnx_path())).graph
