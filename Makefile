@@ -24,7 +24,7 @@ run: setup
 	$(BIN)/tokensieve demo -o runs/demo
 
 test: quality
-	$(BIN)/pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 quality: setup
 	$(BIN)/ruff check src tests examples benchmarks
