@@ -27,7 +27,7 @@ def run(args: Namespace) -> int:
     from tokensieve.cli.main import main
 
     runs, page = str(args.output / "runs"), str(args.output / "report.html")
-    budget = ["--batch_size", "16", "--num_workers", "0", "--speed_batches", "3"]
+    budget = ["--batch_size", "8", "--num_workers", "0", "--speed_batches", "3"]
     code = main(["sweep", "--methods", *args.methods, "--keep", *args.keep, "-o", runs, *budget])
     if code:
         return code
