@@ -166,8 +166,9 @@ def test_a_budget_that_removes_something_does_not_warn() -> None:
     tiny = tiny_model("openclip")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with torch.no_grad(), tokensieve.attach(tiny.model, "anchor", keep=35):
+        with torch.no_grad(), tokensieve.attach(tiny.model, "anchor", keep=35) as handle:
             tiny.feature(tiny.model, tiny.images(2))
+            assert handle.tokens_per_layer[-1] == 1 + 35
 
 
 @pytest.mark.parametrize("family", ["openclip_avg", "timm_avg", "transformers_siglip"])

@@ -136,7 +136,8 @@ def test_anything_may_be_missing_or_odd(value: Any) -> None:
         if key == "metrics":
             continue
         for changed in (whole | {key: value}, {k: v for k, v in whole.items() if k != key}):
-            _page([make_run(), changed])
+            page = _page([make_run(), changed])
+            assert sum(tag == "html" for tag, _ in page.tags) == 1, key
     for metrics in ({}, {"acc1": value}):
         _page([make_run(), whole | {"metrics": metrics}])
     _page([whole | {"metrics": {"acc1": value}}])
