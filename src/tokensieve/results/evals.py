@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import RecordError
-from tokensieve.results.record import write_whole
+from tokensieve.results.record import read_json, write_whole
 
 __all__ = ["EVAL_FORMAT", "main_metric", "read_eval", "read_evals", "read_foreign", "result_files", "write_csv",
            "write_eval"]  # fmt: skip
@@ -51,12 +51,7 @@ def read_eval(path: str | Path) -> dict[str, Any]:
 
 def read_foreign(path: str | Path) -> dict[str, Any]:
     """One result of `tokensieve eval` or of clip_benchmark itself."""
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError:
-        raise RecordError(f"{path} is not whole JSON: cut short, or no result") from None
+    data = read_json(path, "result")
     missing = [key for key in _THEIRS if not isinstance(data, dict) or key not in data]
     if missing:
         raise RecordError(f"{path} is no result of eval: {', '.join(missing)} missing")

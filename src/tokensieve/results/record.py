@@ -27,6 +27,7 @@ __all__ = [
     "check_writable",
     "hardware",
     "new_record",
+    "read_json",
     "read_record",
     "versions",
     "write_record",
@@ -148,14 +149,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def read_record(path: str | Path) -> Record:
-    """Read a record back. A file that is missing, cut short or something else is an error that names it."""
+def read_json(path: str | Path, what: str) -> Any:
+    """The JSON in a file that should be a `what`. Missing, unreadable or cut short is an error that names the file."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from None
     except ValueError:
-        raise RecordError(f"{path} is not whole JSON: cut short, or no run record") from None
+        raise RecordError(f"{path} is not whole JSON: cut short, or no {what}") from None
+
+
+def read_record(path: str | Path) -> Record:
+    """Read a record back. A file that is missing, cut short or something else is an error that names it."""
+    data = read_json(path, "run record")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise RecordError(f"{path} is no run record of this version (no format {FORMAT!r} in it)")
     fields = Record.__dataclass_fields__
