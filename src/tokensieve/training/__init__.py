@@ -1,0 +1,1 @@
+"""The one training loop: Accelerate, checkpoints, resume, logging, schedules. Imports nothing of the tasks."""
