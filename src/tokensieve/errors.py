@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 __all__ = [
     "BudgetError",
+    "DataError",
     "MissingMaterialError",
     "OptionError",
     "RecordError",
@@ -38,6 +39,10 @@ class OptionError(TokensieveError, ValueError):
 
 class BudgetError(TokensieveError, ValueError):
     """A budget that cannot be met."""
+
+
+class DataError(TokensieveError, ValueError):
+    """A data set that is not what it should be: files missing, cut short, or named otherwise."""
 
 
 class MissingMaterialError(TokensieveError, FileNotFoundError):
