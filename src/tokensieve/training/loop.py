@@ -1,0 +1,319 @@
+"""`fit`: steps, schedule, clipping, logging, validation, checkpoints, resume. One loop for all that is trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.errors import OptionError
+from tokensieve.training.checkpoint import (
+    checkpoints_in,
+    latest,
+    load_checkpoint,
+    prune,
+    rng_state,
+    save_checkpoint,
+    set_rng_state,
+)
+from tokensieve.training.distributed import average_gradients
+from tokensieve.training.schedule import warmup_cosine
+from tokensieve.training.task import Step, Task, Validation
+
+__all__ = ["BEST", "CHECKPOINTS", "LAST", "FitConfig", "FitResult", "fit"]
+
+CHECKPOINTS, BEST, LAST = "checkpoints", "best.safetensors", "last.safetensors"
+PRECISIONS = ("auto", "no", "fp16", "bf16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitConfig:
+    """How to train, whatever is trained.
+
+    warmup: steps up to the target learning rates. clip: largest norm of an optimiser's gradients, None for any.
+    validate_every, checkpoint_every: steps; both happen after the last step too. keep_checkpoints: the newest so many
+    stay. precision: mixed precision, on a GPU only; auto is bf16 where the GPU can, else fp16. device: auto, cpu, cuda.
+    """
+
+    steps: int
+    warmup: int = 0
+    clip: float | None = 1.0
+    validate_every: int = 500
+    checkpoint_every: int = 100
+    keep_checkpoints: int = 2
+    log_every: int = 10
+    seed: int = 0
+    precision: str = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "validate_every", "checkpoint_every", "keep_checkpoints", "log_every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)}: at least 1")
+        if self.clip is not None and self.clip <= 0:
+            raise OptionError(f"clip={self.clip}: above 0, or none")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"precision={self.precision!r}: one of {', '.join(PRECISIONS)}")
+        if self.device not in ("auto", "cpu", "cuda"):
+            raise OptionError(f"device={self.device!r}: auto, cpu or cuda")
+        warmup_cosine(0, self.steps, self.warmup)
+
+    def facts(self) -> dict[str, Any]:
+        """Those of the settings that change what comes out."""
+        return {name: getattr(self, name) for name in ("steps", "warmup", "clip", "validate_every", "seed")}
+
+
+@dataclass
+class FitResult:
+    """What happened so far: each step's losses by optimiser, each judgement with its step, and the best step."""
+
+    losses: list[dict[str, float]] = field(default_factory=list)
+    validations: list[dict[str, Any]] = field(default_factory=list)
+    best_step: int | None = None
+    best_score: float | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return len(self.losses)
+
+
+def fit(
+    task: Task,
+    config: FitConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tick: Callable[[int], None] = lambda step: None,
+) -> FitResult:
+    """Train a task, and leave in `folder`: checkpoints/, tensorboard/, best.safetensors and last.safetensors.
+
+    resume: go on from the last checkpoint of the folder; on a CPU the losses are then, bit for bit, those of a run that
+    was never interrupted. tell: called with a line a judgement; tick: with the steps done so far.
+    """
+    return _Loop(task, config, folder, tell, tick).run(resume)
+
+
+class _Loop:
+    def __init__(
+        self, task: Task, config: FitConfig, folder: Path, tell: Callable[[str], None], tick: Callable[[int], None]
+    ) -> None:
+        self.task, self.config, self.folder, self.tell, self.tick = task, config, folder, tell, tick
+        self.accelerator = _accelerator(config)
+        for module in task.modules.values():
+            module.to(self.accelerator.device)
+        for optimiser in task.optimisers.values():
+            for group in optimiser.param_groups:
+                group["target_lr"] = group["lr"]
+        self.optimisers = {name: self.accelerator.prepare_optimizer(o) for name, o in task.optimisers.items()}
+        self.result = FitResult()
+
+    @property
+    def writes(self) -> bool:
+        """Only one process writes."""
+        return bool(self.accelerator.is_main_process)
+
+    def run(self, resume: bool) -> FitResult:
+        if resume:
+            self._take_up(latest(self.folder / CHECKPOINTS))
+        elif checkpoints_in(self.folder / CHECKPOINTS):
+            raise OptionError(
+                f"{self.folder} holds a training run already: go on with --resume, or name another folder"
+            )
+        else:
+            from accelerate.utils import set_seed
+
+            set_seed(self.config.seed, device_specific=True)
+        with self._scalars() as log:
+            self._train(log)
+        return self.result
+
+    def _train(self, log: Callable[[str, float, int], None]) -> None:
+        from accelerate.utils import send_to_device
+
+        c, done = self.config, self.result.step
+        self._mode(True)
+        batches = self.task.batches(done) if done < c.steps else iter(())
+        self.tick(done)
+        for step in range(done, c.steps):
+            batch = send_to_device(next(batches), self.accelerator.device)
+            self._learn(batch, step, log)
+            last = step + 1 == c.steps
+            if last or (step + 1) % c.validate_every == 0:
+                self._judge(log)
+            if last or (step + 1) % c.checkpoint_every == 0:
+                self._save()
+            self.tick(step + 1)
+        if self.writes:
+            self.task.export(self.folder / LAST)
+        self.accelerator.wait_for_everyone()
+
+    # -- one step ------------------------------------------------------------------------------------------------------
+
+    def _learn(self, batch: Any, step: int, log: Callable[[str, float, int], None]) -> None:
+        pace = warmup_cosine(step, self.config.steps, self.config.warmup)
+        for optimiser in self.optimisers.values():
+            optimiser.zero_grad()
+            for group in optimiser.param_groups:
+                group["lr"] = group["target_lr"] * pace
+        with self.accelerator.autocast():
+            found = self.task.step(batch, step)
+        losses = self._losses(found, step)
+        norms = self._backward(found)
+        for name, optimiser in self.optimisers.items():
+            if name in found.losses:
+                optimiser.step()
+        self.result.losses.append(losses)
+        if step % self.config.log_every == 0 or step + 1 == self.config.steps:
+            numbers = {f"loss/{name}": value for name, value in losses.items()} | norms | _floats(found.scalars)
+            for name, optimiser in self.optimisers.items():
+                numbers |= {f"lr/{name}/{i}": group["lr"] for i, group in enumerate(optimiser.param_groups)}
+            for name, value in numbers.items():
+                log(name, value, step)
+
+    def _losses(self, found: Step, step: int) -> dict[str, float]:
+        unknown = set(found.losses) - set(self.optimisers)
+        if unknown:
+            raise OptionError(f"no optimiser is called {', '.join(sorted(unknown))}; there are {list(self.optimisers)}")
+        losses = {}
+        for name, loss in found.losses.items():
+            mean = self.accelerator.reduce(loss.detach().float(), "mean")
+            losses[name] = float(mean)
+            if not math.isfinite(losses[name]):
+                raise OptionError(f"the loss of {name} is {losses[name]} at step {step}: lower the learning rate")
+        return losses
+
+    def _backward(self, found: Step) -> dict[str, float]:
+        """Each loss to its own parameters; then all gradients averaged over processes and clipped. The norms."""
+        own = {name: _trained(self.optimisers[name]) for name in found.losses}
+        left = len(found.losses)
+        for name, loss in found.losses.items():
+            left -= 1
+            self.accelerator.backward(loss, inputs=own[name], retain_graph=left > 0)
+        self.accelerator.unscale_gradients()
+        norms = {}
+        for name, parameters in own.items():
+            average_gradients(parameters)
+            norm = nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
+            norms[f"norm/{name}"] = float(norm)
+        return norms
+
+    # -- judging -------------------------------------------------------------------------------------------------------
+
+    def _mode(self, training: bool) -> None:
+        for module in self.task.modules.values():
+            module.train(training)
+
+    def _judge(self, log: Callable[[str, float, int], None]) -> None:
+        """Judge on the first process while the others wait; the best so far is written before any checkpoint knows."""
+        step = self.result.step
+        self._mode(False)
+        found: Validation | None = None
+        if self.writes:
+            with torch.no_grad():
+                found = self.task.validate()
+        self._mode(True)
+        self.accelerator.wait_for_everyone()
+        if found is None:
+            return
+        self.result.validations.append({"step": step, "score": found.score, **found.metrics})
+        for name, value in found.metrics.items():
+            log(f"validation/{name}", value, step)
+        better = self.result.best_score is None or found.score > self.result.best_score
+        if better:
+            self.result.best_step, self.result.best_score = step, found.score
+            self.task.export(self.folder / BEST)
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
+        self.tell(f"step {step}: {figures}{' (best so far)' if better else ''}")
+
+    # -- going on ------------------------------------------------------------------------------------------------------
+
+    def _facts(self) -> dict[str, Any]:
+        facts = {"processes": self.accelerator.num_processes, **self.config.facts(), **self.task.facts()}
+        plain: dict[str, Any] = json.loads(json.dumps(facts))
+        return plain
+
+    def _save(self) -> None:
+        rng = _all_processes(rng_state(), self.accelerator.num_processes)
+        if self.writes:
+            scaler = self.accelerator.scaler
+            state = {
+                "step": self.result.step,
+                "facts": self._facts(),
+                "modules": {name: dict(module.state_dict()) for name, module in self.task.modules.items()},
+                "optimisers": {name: o.state_dict() for name, o in self.task.optimisers.items()},
+                "scaler": scaler.state_dict() if scaler is not None else None,
+                "rng": rng,
+                "result": asdict(self.result),
+            }
+            save_checkpoint(self.folder / CHECKPOINTS, self.result.step, state)
+            prune(self.folder / CHECKPOINTS, self.config.keep_checkpoints)
+        self.accelerator.wait_for_everyone()
+
+    def _take_up(self, path: Path) -> None:
+        state = load_checkpoint(path)
+        now, was = self._facts(), state["facts"]
+        other = [f"{k} was {was.get(k)!r}, is {now.get(k)!r}" for k in {**was, **now} if was.get(k) != now.get(k)]
+        if other:
+            raise OptionError(f"{path} is of a run with other settings: {'; '.join(other)}")
+        for name, module in self.task.modules.items():
+            module.load_state_dict(state["modules"][name])
+        for name, optimiser in self.task.optimisers.items():
+            optimiser.load_state_dict(state["optimisers"][name])
+        if self.accelerator.scaler is not None and state["scaler"] is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.result = FitResult(**state["result"])
+        set_rng_state(state["rng"][self.accelerator.process_index])
+        if self.writes:
+            self.tell(f"going on from step {self.result.step} ({path})")
+
+    @contextmanager
+    def _scalars(self) -> Iterator[Callable[[str, float, int], None]]:
+        """A function that logs a number of a step, to TensorBoard."""
+        if not self.writes:
+            yield lambda name, value, step: None
+            return
+        from torch.utils.tensorboard import SummaryWriter
+
+        # what an interrupted run logged beyond its checkpoint is hidden
+        with SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.result.step) as writer:
+            yield lambda name, value, step: writer.add_scalar(name, value, step)
+
+
+def _accelerator(config: FitConfig) -> Any:
+    from accelerate import Accelerator
+
+    cpu = config.device == "cpu" or not torch.cuda.is_available()
+    if config.device == "cuda" and cpu:
+        raise OptionError("device=cuda: there is no GPU that torch can use here")
+    precision = config.precision
+    if precision == "auto":
+        precision = "no" if cpu else "bf16" if torch.cuda.is_bf16_supported() else "fp16"
+    elif precision != "no" and cpu:
+        raise OptionError(f"precision={precision!r} is for GPUs; on a CPU leave it at auto")
+    return Accelerator(mixed_precision=precision, cpu=cpu)
+
+
+def _trained(optimiser: Any) -> list[nn.Parameter]:
+    return [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
+
+
+def _floats(scalars: Mapping[str, float | Tensor]) -> dict[str, float]:
+    return {name: float(value) for name, value in scalars.items()}
+
+
+def _all_processes(value: Any, processes: int) -> list[Any]:
+    """The value of every process, by rank."""
+    if processes == 1:
+        return [value]
+    values: list[Any] = [None] * processes
+    torch.distributed.all_gather_object(values, value)
+    return values
