@@ -73,11 +73,17 @@ def diversity(x: Tensor, anchors: Tensor) -> Tensor:
     return 1.0 - cosine(x, anchors).amax(dim=-1)
 
 
-def relevance(x: Tensor, text: Tensor) -> Tensor:
-    """Mean cosine of each patch to the text features. x: (B, N, E), text: (T, E) or (B, T, E). Returns (B, N)."""
+def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Mean cosine of each patch to the text features. x: (B, N, E), text: (T, E) or (B, T, E). Returns (B, N).
+
+    valid: (B, T), False for rows of text that are no part of it.
+    """
     if text.dim() == 2:
         text = text.unsqueeze(0).expand(x.shape[0], -1, -1)
-    return cosine(x, text.to(x.dtype)).mean(dim=-1)
+    like = cosine(x, text.to(x.dtype))
+    if valid is None:
+        return like.mean(dim=-1)
+    return (like * valid.unsqueeze(1)).sum(dim=-1) / valid.sum(dim=-1).clamp_min(1).unsqueeze(1)
 
 
 def minmax(s: Tensor) -> Tensor:

@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.score import attention_columns, attention_received, query_attention
+from tokensieve.core.sentence import Sentence
 
-__all__ = ["TokenView"]
+__all__ = ["Rows", "TokenView"]
+
+Rows = Callable[[int | None], Tensor]  # of one token (B, H, 1, d), or of all with None (B, H, P+N+M, d)
 
 
 def _once(compute: Callable[[TokenView], Tensor]) -> Callable[[TokenView], Tensor]:
@@ -39,8 +42,8 @@ class TokenView:
     def __init__(
         self,
         tokens: Tensor,
-        q: Tensor,
-        k: Tensor,
+        q: Tensor | Rows,
+        k: Tensor | Rows,
         *,
         scale: float,
         prefix: int,
@@ -53,16 +56,21 @@ class TokenView:
         depth: float = 0.0,
         text: Tensor | None = None,
         project: Callable[[Tensor], Tensor] | None = None,
+        text_valid: Tensor | None = None,
+        sentence: Sentence | None = None,
     ) -> None:
         """tokens: (B, P+N+M, D), the residual stream after attention, before the second norm.
 
-        q, k: (B, H, P+N+M, d) per head, norms and rotations applied. bias: (B, P+N+M), added to every row of logits.
+        q, k: (B, H, P+N+M, d) per head, norms and rotations applied; or functions that work them out. bias: (B, P+N+M), added to every row of logits.
         log_sum: (B, H, P+N+M), each row's log-sum-exp as the fused kernel left it; computed if absent.
         size: (B, N+M) patches each token stands for. origin: (B, N) index of each patch in the full grid.
         depth: this block's place in the encoder, 0 for the first, towards 1 for the last.
         text: (T, E) or (B, T, E) features in the joint space, into which `project` takes patches.
+        text_valid: (B, T), False where an image's text is shorter. sentence: inside a language model, what stands
+        around the patches.
         """
-        self.tokens, self.q, self.k = tokens, q, k
+        self.tokens, self._q, self._k = tokens, q, k
+        self.text_valid, self.sentence = text_valid, sentence
         self.scale, self.prefix, self.has_cls, self.made = scale, prefix, has_cls, made
         self.bias, self.depth, self.text = bias, depth, text
         self._size, self._log_sum, self._origin, self._project = size, log_sum, origin, project
@@ -89,6 +97,20 @@ class TokenView:
     def x(self) -> Tensor:
         """(B, N, D) residual stream of the patches."""
         return self.tokens[:, self.prefix : self.prefix + self.n]
+
+    @property
+    def q(self) -> Tensor:
+        """(B, H, P+N+M, d) queries."""
+        if not isinstance(self._q, Tensor):
+            self._q = self._q(None)
+        return self._q
+
+    @property
+    def k(self) -> Tensor:
+        """(B, H, P+N+M, d) keys."""
+        if not isinstance(self._k, Tensor):
+            self._k = self._k(None)
+        return self._k
 
     @property
     @_once
@@ -124,7 +146,8 @@ class TokenView:
     @property
     @_once
     def _cls_row(self) -> Tensor:
-        return query_attention(self.q[:, :, 0], self.k, self.scale, self.bias)[:, self.prefix :]
+        first = self._q[:, :, 0] if isinstance(self._q, Tensor) else self._q(0)[:, :, 0]
+        return query_attention(first, self.k, self.scale, self.bias)[:, self.prefix :]
 
     def cls_attention(self, made: bool = False) -> Tensor:
         """(B, N) attention that CLS pays to each patch, mean over heads; (B, N+M) with `made`. One row, not a map."""
@@ -138,10 +161,34 @@ class TokenView:
         return attention_received(self.q, self.k, self.scale, self.bias, self.log_sum)[:, self.prefix :]
 
     def importance(self, made: bool = False) -> Tensor:
-        """CLS attention where there is a CLS, the mean attention received where there is none. Shapes as above."""
+        """CLS attention where there is a CLS, the mean attention received where there is none. Shapes as above.
+
+        Inside a language model: the attention of the prompt's last token.
+        """
         if self.has_cls:
             return self.cls_attention(made)
+        if self.sentence is not None:
+            return self.attention_from_last()
         return self._received if made else self._received[:, : self.n]
+
+    @property
+    @_once
+    def _last_row(self) -> Tensor:
+        assert self.sentence is not None
+        return self.sentence.attention(self.sentence.last.unsqueeze(1)).squeeze(1)
+
+    def attention_from_last(self) -> Tensor:
+        """(B, N) attention that the prompt's last token paid to each patch in the layer before; mean over heads."""
+        if self.sentence is None:
+            raise TypeError("attention_from_last: these patches stand in no language model's sequence")
+        return self._last_row
+
+    def attention_from_text(self) -> Tensor:
+        """(B, T, N) attention that each token of the text paid to each patch; rows of absent tokens are 0."""
+        if self.sentence is None or self.sentence.text is None:
+            raise TypeError("attention_from_text: these patches stand in no sequence with a text")
+        rows = self.sentence.attention(self.sentence.text)
+        return rows if self.text_valid is None else rows * self.text_valid.unsqueeze(-1)
 
     def attention_to(self, j: Tensor) -> Tensor:
         """(B, N, J) attention of every patch to the patches j (B, J): softmax over all keys, mean over heads.

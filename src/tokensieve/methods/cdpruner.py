@@ -22,11 +22,13 @@ class CDPruner(Selector):
 
     Kernel diag(r) S diag(r): S the cosines of the patches, r their mean cosine to the text features, scaled to [0, 1]
     in each image, + 1e-6. relevance="plain" takes that sign; "released" the negative, as the authors' code does.
-    Without a text every r is 1 and the choice is by diversity alone. One cut by default.
+    Without a text every r is 1 and the choice is by diversity alone. One cut by default. In a vision-language model the
+    text is the question, in the space of the language model's input.
     """
 
     relevance: str = "plain"
     one_cut: ClassVar[bool] = True
+    reads_text: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check(self.relevance in ("plain", "released"), "relevance", self.relevance, 'give "plain" or "released"')
@@ -35,7 +37,7 @@ class CDPruner(Selector):
         """(B, N) relevance to the text; ones without one."""
         if view.text is None:
             return torch.ones(view.batch, view.n, device=view.tokens.device)
-        r = relevance(view.joint, view.text).float()
+        r = relevance(view.joint, view.text, view.text_valid).float()
         return minmax(-r if self.relevance == "released" else r) + 1e-6
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
