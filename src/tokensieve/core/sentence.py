@@ -1,0 +1,69 @@
+"""Where vision tokens stand in a language model's sequence, and what the layer before them says of them.
+
+A `TokenView` inside a language model holds one. Imports torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["Sentence"]
+
+
+class Sentence:
+    """A prompt of L tokens at one cut, N of them vision tokens, and the attention of the layer that comes before.
+
+    Queries are worked out for the rows that are asked for: one row for the last token, never a map of L x L.
+    """
+
+    def __init__(
+        self,
+        queries: Callable[[Tensor], Tensor],
+        keys: Callable[[], Tensor],
+        *,
+        scale: float,
+        vision: Tensor,
+        last: Tensor,
+        text: Tensor | None = None,
+        text_valid: Tensor | None = None,
+        valid: Tensor | None = None,
+        past: int = 0,
+    ) -> None:
+        """queries: (B, R) places -> (B, H, R, d), rotated. keys: () -> (B, G, S, d), rotated; H is a multiple of G.
+
+        S = past + L: `past` keys of an earlier turn come first. vision: (B, N) and text: (B, T) places in 0..L-1;
+        text_valid: (B, T), False where a row of the batch has fewer; last: (B,) the place of the last token.
+        valid: (B, S), False for padding. None: all count.
+        """
+        self._queries, self._keys, self.scale = queries, keys, scale
+        self.vision, self.last, self.text, self.text_valid = vision, last, text, text_valid
+        self.valid, self.past = valid, past
+
+    @property
+    def keys(self) -> Tensor:
+        """(B, G, S, d) keys of the layer before, of G groups of heads."""
+        return self._keys()
+
+    def queries(self, rows: Tensor) -> Tensor:
+        """(B, H, R, d) queries of the tokens at `rows` (B, R)."""
+        return self._queries(rows)
+
+    def attention(self, rows: Tensor) -> Tensor:
+        """(B, R, N) attention that the tokens at `rows` (B, R) pay to each vision token: what the layer did.
+
+        Softmax over all keys that a row may see, mean over heads; rows sum to less than 1.
+        """
+        q, k = self._queries(rows), self._keys()
+        batch, heads, count, d = q.shape
+        groups, length = k.shape[1], k.shape[2]
+        logits = (q.reshape(batch, groups, -1, d) @ k.transpose(-1, -2)).view(batch, heads, count, length)
+        logits = logits.float() * self.scale
+        column = torch.arange(length, device=k.device)
+        seen = column <= (rows + self.past).unsqueeze(-1)  # (B, R, S)
+        if self.valid is not None:
+            seen = seen & self.valid.unsqueeze(1)
+        weight = logits.masked_fill(~seen.unsqueeze(1), float("-inf")).softmax(dim=-1).mean(dim=1)
+        return weight.gather(2, (self.vision + self.past).unsqueeze(1).expand(-1, count, -1))
