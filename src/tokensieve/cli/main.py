@@ -23,7 +23,7 @@ COMMANDS = {
     "methods": "list the token-reduction methods, or show one with its options",
     "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",
     "sweep": "run methods x budgets x models x datasets, the untouched model always among them",
-    "train": "train the parts that can be learned (align, select)",
+    "train": "train the parts that can be learned (align, reid, select)",
     "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
 }
 

@@ -1,6 +1,7 @@
 """Train the parts that can be learned.
 
 align:  the projections of the embedded CLIP (ViT-S/14 + MiniLM), LiT-style, on captions of CIFAR-10 training images.
+reid:   re-identification from RGB, NIR and TIR, tokens compressed by SDTPS.
 select: which patches to keep, for `--method learned`, by distillation on unlabelled images.
 """
 
@@ -11,24 +12,26 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from tokensieve.cli import train_reid
 from tokensieve.cli.parser import Parser, keep_number
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 
 EPILOG = """examples:
   tokensieve train align                                 8,000 images, a quarter of an hour on two cores, once
   tokensieve train align --images 20000 -o runs/align.safetensors
+  tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml
   tokensieve train select                                on CIFAR-10 training images, for 2x and 3x
   tokensieve train select --photos DIR --keep 0.25 --steps 1000 -o runs/select.safetensors
   tokensieve train select --resume                       go on after an interruption
   tokensieve eval --method learned --adapter runs/select.safetensors --keep 0.25
 
-`tokensieve train align --help` and `tokensieve train select --help` list the flags of each."""
+`tokensieve train align --help`, and so on, lists the flags of each."""
 
 
 def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if not words or words[0].startswith("-"):
-        top = Parser(prog="tokensieve train", usage="tokensieve train {align,select} [flags]", description=__doc__,
+        top = Parser(prog="tokensieve train", usage="tokensieve train {align,reid,select} [flags]", description=__doc__,
                      epilog=EPILOG)  # fmt: skip
         top.parse(words or ["--help"])
         return 0
@@ -140,5 +143,6 @@ class _Part(NamedTuple):
 
 _PARTS = {
     "align": _Part("Train the projections of the embedded CLIP on captions of CIFAR-10.", _align_flags, _align),
+    "reid": _Part(train_reid.ABOUT, train_reid.add_flags, train_reid.run),
     "select": _Part("Train which patches to keep, by distillation on unlabelled images.", _select_flags, _select),
 }

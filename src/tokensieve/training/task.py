@@ -39,8 +39,11 @@ class Task(Protocol):
     optimisers: by name; the learning rates of their groups are the targets that the schedule warms up to.
     """
 
-    modules: Mapping[str, nn.Module]
-    optimisers: Mapping[str, Optimizer]
+    @property
+    def modules(self) -> Mapping[str, nn.Module]: ...
+
+    @property
+    def optimisers(self) -> Mapping[str, Optimizer]: ...
 
     def batches(self, start: int) -> Iterator[Any]:
         """This process's share of the batches of step `start`, `start` + 1 and so on, without an end.

@@ -1,0 +1,199 @@
+"""The configuration of re-identification: YAML sections in capitals, KEY=VALUE on top. No torch.
+
+MODEL:
+  USE_SDTPS: True
+  SDTPS_SPARSE_RATIO: 0.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
+
+__all__ = ["ReidConfig", "load_config", "parse_config"]
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelSection(_Section):
+    """TRANSFORMER_TYPE: "small" (from scratch, shaped by PATCH, WIDTH, DEPTH, HEADS), "vit-s14" (real weights), or the
+    name of an open_clip model, whose weights are the local file PRETRAIN_PATH.
+
+    USE_SDTPS: compress the tokens; False is the baseline, the mean of all. SELECTION: what compresses them: sdtps, or
+    to compare it with, as many tokens chosen at random or averaged from neighbours. SDTPS_AT: None, after the backbone;
+    a block, between its attention and its MLP, so that later blocks see fewer tokens.
+    """
+
+    TRANSFORMER_TYPE: str = "small"
+    PRETRAIN_PATH: str = ""
+    PATCH: Positive = 8
+    WIDTH: Positive = 96
+    DEPTH: Positive = 6
+    HEADS: Positive = 3
+    SIE_CAMERA: bool = True
+    USE_SDTPS: bool = True
+    SELECTION: Literal["sdtps", "random", "mean"] = "sdtps"
+    SDTPS_SPARSE_RATIO: Ratio = 0.5
+    SDTPS_AGGR_RATIO: Ratio = 0.4
+    SDTPS_BETA: Annotated[float, Field(ge=0, le=0.5)] = 0.25
+    SDTPS_USE_GUMBEL: bool = False
+    SDTPS_FORMULA: Literal["paper", "convex"] = "paper"
+    SDTPS_TAU: Annotated[float, Field(gt=0)] = 0.1
+    SDTPS_AT: Count | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelSection:
+        if self.WIDTH % self.HEADS:
+            raise ValueError(f"WIDTH {self.WIDTH} cannot be split among {self.HEADS} HEADS")
+        return self
+
+
+class InputSection(_Section):
+    """SIZE_TRAIN: height, width; None is the data set's own. PIXEL_MEAN, PIXEL_STD: None is the backbone's own."""
+
+    SIZE_TRAIN: tuple[Positive, Positive] | None = None
+    PIXEL_MEAN: tuple[float, float, float] | None = None
+    PIXEL_STD: tuple[float, float, float] | None = None
+
+
+class DatasetsSection(_Section):
+    """NAMES: the layout, rgbnt201, rgbnt100, msvr310 or folder. VAL_SHARE: of the training identities."""
+
+    NAMES: str = "rgbnt201"
+    ROOT_DIR: str = "data"
+    SKIP_BROKEN: bool = False
+    VAL_SHARE: Annotated[float, Field(gt=0, lt=1)] = 0.1
+
+
+class DataloaderSection(_Section):
+    """NUM_INSTANCE: images of each identity in a batch."""
+
+    NUM_INSTANCE: Annotated[int, Field(ge=2)] = 4
+    NUM_WORKERS: Count = 0
+
+
+class SolverSection(_Section):
+    """IMS_PER_BATCH: samples, each of all modalities, over all processes. Periods are in steps."""
+
+    IMS_PER_BATCH: Positive = 32
+    MAX_STEPS: Positive = 1000
+    WARMUP_STEPS: Count = 100
+    BASE_LR: Annotated[float, Field(gt=0)] = 3.5e-4
+    BACKBONE_LR: Annotated[float, Field(ge=0)] = 5e-6
+    WEIGHT_DECAY: Annotated[float, Field(ge=0)] = 1e-4
+    CLIP_GRAD: Annotated[float, Field(gt=0)] | None = 1.0
+    LABEL_SMOOTH: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    ID_LOSS_WEIGHT: Annotated[float, Field(ge=0)] = 0.25
+    TRIPLET_LOSS_WEIGHT: Annotated[float, Field(ge=0)] = 1.0
+    EVAL_PERIOD: Positive = 200
+    CHECKPOINT_PERIOD: Positive = 100
+    PRECISION: Literal["auto", "no", "fp16", "bf16"] = "auto"
+    SEED: Count = 0
+
+
+class TestSection(_Section):
+    IMS_PER_BATCH: Positive = 64
+
+
+class ReidConfig(_Section):
+    """All of it. Every field has a default; `{}` is a configuration."""
+
+    MODEL: ModelSection = ModelSection()
+    INPUT: InputSection = InputSection()
+    DATASETS: DatasetsSection = DatasetsSection()
+    DATALOADER: DataloaderSection = DataloaderSection()
+    SOLVER: SolverSection = SolverSection()
+    TEST: TestSection = TestSection()
+    OUTPUT_DIR: str = "runs/reid"
+
+    @model_validator(mode="after")
+    def _batch(self) -> ReidConfig:
+        if self.SOLVER.IMS_PER_BATCH % self.DATALOADER.NUM_INSTANCE:
+            raise ValueError(
+                f"SOLVER.IMS_PER_BATCH {self.SOLVER.IMS_PER_BATCH} is no multiple of "
+                f"DATALOADER.NUM_INSTANCE {self.DATALOADER.NUM_INSTANCE}"
+            )
+        if self.SOLVER.IMS_PER_BATCH < 2 * self.DATALOADER.NUM_INSTANCE:
+            raise ValueError("SOLVER.IMS_PER_BATCH must hold at least two identities of DATALOADER.NUM_INSTANCE images")
+        if self.SOLVER.WARMUP_STEPS > self.SOLVER.MAX_STEPS:
+            raise ValueError(f"SOLVER.WARMUP_STEPS {self.SOLVER.WARMUP_STEPS} is more than SOLVER.MAX_STEPS")
+        return self
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> ReidConfig:
+    """The configuration in a YAML file with SECTION.KEY=VALUE on top. What is wrong is an error that names the key."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise MissingMaterialError(f"--config {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--config {path} is no text file") from None
+    return parse_config(_yaml(text, f"--config {path}"), overrides)
+
+
+def parse_config(data: Any, overrides: Sequence[str] = ()) -> ReidConfig:
+    """The same from plain data: {} is all defaults."""
+    if data is None:
+        data = {}
+    if not isinstance(data, dict):
+        raise OptionError("a configuration is a mapping of sections such as MODEL and SOLVER")
+    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
+    for pair in overrides:
+        _override(tree, pair)
+    try:
+        return ReidConfig.model_validate(tree)
+    except ValidationError as error:
+        raise _explained(error) from None
+
+
+def _yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise OptionError(f"{where} is no YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _override(tree: dict[str, Any], pair: str) -> None:
+    key, equals, value = pair.partition("=")
+    if not equals or not key:
+        raise OptionError(f"{pair!r} is no KEY=VALUE, such as MODEL.USE_SDTPS=False")
+    *sections, name = key.split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise OptionError(f"{pair!r}: {section} is no section")
+    tree[name] = _yaml(value, pair)
+
+
+def _explained(error: ValidationError) -> Exception:
+    """The first fault, in one line, with the nearest right name where a key is unknown."""
+    fault = error.errors()[0]
+    place = [str(part) for part in fault["loc"]]
+    key = ".".join(place)
+    if fault["type"] == "extra_forbidden":
+        return UnknownNameError(f"unknown configuration key {key!r}.{nearest(key, _known(place))}")
+    message = fault["msg"].removeprefix("Value error, ")
+    where = f"{key}={fault['input']!r}: " if key and fault["type"] != "value_error" else ""
+    return OptionError(f"configuration: {where}{message}")
+
+
+def _known(place: list[str]) -> list[str]:
+    """The keys that could have been meant: those of the same section, or, of an unknown section, all keys."""
+    sections = {name: field.default for name, field in ReidConfig.model_fields.items()}
+    section = sections.get(place[0])
+    if isinstance(section, _Section) and len(place) > 1:
+        return [f"{place[0]}.{name}" for name in type(section).model_fields]
+    every = [f"{s}.{n}" for s, part in sections.items() if isinstance(part, _Section) for n in type(part).model_fields]
+    return [*sections, *every] if len(place) > 1 else list(sections)
