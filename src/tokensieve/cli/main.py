@@ -17,7 +17,7 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "bench": "measure speed-up, selection's share and memory, next to what the MACs make possible",
     "build": "make one CSV of the result files of eval and sweep",
-    "data": "get or make data sets as local webdatasets",
+    "data": "get, make or check data sets",
     "demo": "see it work: the embedded CLIP untouched and reduced, a table and report.html",
     "eval": "run the CLIP benchmark with token reduction, on top of clip_benchmark",
     "methods": "list the token-reduction methods, or show one with its options",
