@@ -123,7 +123,7 @@ def _fault(path: Path, strip: bool) -> str:
     except Image.DecompressionBombError:
         return "too large for an image of one person or vehicle"
     except (OSError, ValueError, SyntaxError) as error:
-        return "cut short" if "truncated" in str(error) else "no readable image"
+        return "cut short" if "truncated" in str(error).lower() else "no readable image"
     return ""
 
 
