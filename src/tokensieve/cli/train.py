@@ -3,6 +3,7 @@
 align:  the projections of the embedded CLIP (ViT-S/14 + MiniLM), LiT-style, on captions of CIFAR-10 training images.
 reid:   re-identification from RGB, NIR and TIR, tokens compressed by SDTPS.
 select: which patches to keep, for `--method learned`, by distillation on unlabelled images.
+vlm-base: the small LLaVA that is there without downloading one, from nothing, on generated questions.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokensieve.cli import train_reid
+from tokensieve.cli import train_reid, train_vlm_base
 from tokensieve.cli.parser import Parser, keep_number
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 
@@ -31,8 +32,8 @@ EPILOG = """examples:
 def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if not words or words[0].startswith("-"):
-        top = Parser(prog="tokensieve train", usage="tokensieve train {align,reid,select} [flags]", description=__doc__,
-                     epilog=EPILOG)  # fmt: skip
+        usage = f"tokensieve train {{{','.join(sorted(_PARTS))}}} [flags]"
+        top = Parser(prog="tokensieve train", usage=usage, description=__doc__, epilog=EPILOG)
         top.parse(words or ["--help"])
         return 0
     what = words.pop(0)
@@ -144,5 +145,6 @@ class _Part(NamedTuple):
 _PARTS = {
     "align": _Part("Train the projections of the embedded CLIP on captions of CIFAR-10.", _align_flags, _align),
     "reid": _Part(train_reid.ABOUT, train_reid.add_flags, train_reid.run),
+    "vlm-base": _Part(train_vlm_base.ABOUT, train_vlm_base.add_flags, train_vlm_base.run),
     "select": _Part("Train which patches to keep, by distillation on unlabelled images.", _select_flags, _select),
 }

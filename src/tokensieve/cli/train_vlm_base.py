@@ -1,0 +1,54 @@
+"""`tokensieve train vlm-base`: its flags and its run. Imports the task only when it runs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+ABOUT = "Train the small LLaVA (144 image tokens, 8 decoder layers) from nothing on generated scenes and questions."
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tower_steps", type=int, default=3000, metavar="S", help="steps with patch labels (default: 3000)")
+    add("--steps", type=int, default=6000, metavar="S", help="steps with questions (default: 6000)")
+    add("--batch_size", type=int, default=8, metavar="B", help="images a step with questions (default: 8)")
+    add("--each", type=int, default=3, metavar="N", help="questions of each kind about an image (default: 3)")
+    add("--lr", type=float, default=1e-3, help="of the steps with questions (default: 0.001)")
+    add("--every", type=int, default=200, metavar="S", help="steps between judgements (default: 200)")
+    add("--seed", type=int, default=0, metavar="S", help="(default: 0)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+    add("--resume", action="store_true", help="go on where an interrupted run of the same settings left its checkpoint")
+    add("-o", "--output", type=Path, metavar="FOLDER",
+        help="checkpoints, logs and the model (default: vlm-base in the cache folder)")  # fmt: skip
+
+
+def run(args: Namespace) -> int:
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tokensieve.errors import OptionError
+    from tokensieve.tasks.vlm.base import BaseConfig, train_base
+    from tokensieve.zoo.cifar10 import cache_folder
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise OptionError(f"--threads {args.threads}: at least 1")
+        torch.set_num_threads(args.threads)
+    folder = args.output or cache_folder() / "vlm-base"
+    config = BaseConfig(
+        seed=args.seed, tower_steps=args.tower_steps, steps=args.steps, batch=args.batch_size, each=args.each,
+        lr=args.lr, every=args.every,
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        totals = {"tower": config.tower_steps, "decoder": config.steps}
+        tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}
+        train_base(
+            config, folder, resume=args.resume,
+            tell=progress.console.print if console.is_terminal else lambda line: print(line, flush=True),
+            tick=lambda stage, step: progress.update(tasks[stage], completed=step),
+        )  # fmt: skip
+    print(f"model and processor: {folder / 'model'}")
+    return 0

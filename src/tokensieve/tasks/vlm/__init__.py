@@ -1,0 +1,1 @@
+"""Vision-language models: a small LLaVA of the real classes, its questions, its data."""

@@ -1,0 +1,195 @@
+"""`tokensieve train vlm-base`: the small LLaVA from nothing, in two runs of the one training loop.
+
+    tower/    patch labels for the vision tower, projector and word embeddings
+    decoder/  packed questions and descriptions for projector and decoder, the tower frozen; terse wordings first
+
+Every batch depends on the seed and its step alone, so a run that was killed goes on as if nothing had happened. Imports
+training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from tokensieve.errors import OptionError
+from tokensieve.tasks.vlm.packing import Words
+from tokensieve.tasks.vlm.processor import build_processor
+from tokensieve.tasks.vlm.scenes import Scenes, make_scenes
+from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava, image_tensor
+from tokensieve.tasks.vlm.teach import TowerTeacher, answer_logits, answer_loss, draw_pack, judge_answers
+from tokensieve.training import FitConfig, Step, Validation, fit
+from tokensieve.training.checkpoint import save_tensors
+
+__all__ = ["BaseConfig", "DecoderTask", "TowerTask", "save_small_llava", "train_base"]
+
+_JUDGED = 1_000_000  # seeds of the scenes that judge lie beyond any step's
+
+
+@dataclass(frozen=True)
+class BaseConfig:
+    """The recipe. each: questions of each kind about one image. terse_until: share of the decoder's steps with terse
+    wordings; from `terse_until` they give way to natural ones. judge: held-out images for each judgement.
+    """
+
+    sizes: SmallSizes = field(default_factory=SmallSizes)
+    seed: int = 0
+    tower_steps: int = 3000
+    tower_batch: int = 12
+    tower_lr: float = 2e-3
+    steps: int = 6000
+    batch: int = 8
+    each: int = 3
+    lr: float = 1e-3
+    terse_until: float = 0.3
+    judge: int = 128
+    every: int = 200
+    checkpoint_every: int = 100
+    blind: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("tower_steps", "tower_batch", "steps", "batch", "each", "judge", "every", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)}: at least 1")
+        if not 0 <= self.terse_until <= 1:
+            raise OptionError(f"terse_until={self.terse_until}: from 0 to 1")
+        if self.lr <= 0 or self.tower_lr <= 0:
+            raise OptionError(f"lr={self.lr}, tower_lr={self.tower_lr}: above 0")
+
+    def facts(self, *names: str) -> dict[str, Any]:
+        """The settings that change what comes out of a stage."""
+        return {"sizes": asdict(self.sizes), **{name: getattr(self, name) for name in ("seed", *names)}}
+
+
+class _SmallTask:
+    """What both stages share: one model, one optimiser, scenes by step."""
+
+    def __init__(self, config: BaseConfig, model: Any, words: Words) -> None:
+        self.config, self.model, self.words = config, model, words
+        self.modules: Mapping[str, nn.Module] = {"model": model}
+        self.optimisers: Mapping[str, Optimizer] = {}
+        self.held_out = make_scenes(config.judge, _JUDGED + config.seed, "test")
+
+    def _adamw(self, parameters: list[nn.Parameter], lr: float) -> Optimizer:
+        matrices, rest = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim < 2]
+        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": rest, "weight_decay": 0.0}]
+        return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+
+    def _scenes(self, count: int, step: int, crowded: bool = False) -> Scenes:
+        return make_scenes(count, self.config.seed * 2 * _JUDGED + step, "train", crowded)
+
+    def export(self, path: Path) -> None:
+        tensors = dict(self.model.state_dict())
+        tensors.pop("lm_head.weight")  # tied to the embeddings
+        save_tensors(path, tensors, {"format": "pt"})
+
+
+class TowerTask(_SmallTask):
+    """Patch labels. Four of five batches are crowded scenes, which show three times as many things."""
+
+    def __init__(self, config: BaseConfig, model: Any, words: Words) -> None:
+        super().__init__(config, model, words)
+        torch.manual_seed(config.seed)
+        self.teacher = TowerTeacher(config.sizes.width, words.vocabulary)
+        self.modules = {"model": model, "teacher": self.teacher}
+        taught = [p for name, p in model.named_parameters() if ".language_model.layers." not in name]
+        self.optimisers = {"tower": self._adamw([*taught, *self.teacher.parameters()], config.tower_lr)}
+
+    def batches(self, start: int) -> Iterator[Scenes]:
+        step = start
+        while True:
+            yield self._scenes(self.config.tower_batch, step, crowded=step % 5 != 4)
+            step += 1
+
+    def step(self, batch: Scenes, step: int) -> Step:
+        loss, right = self.teacher(self.model, batch)
+        return Step({"tower": loss}, {f"right/{name}": value for name, value in right.items()})
+
+    def validate(self) -> Validation:
+        loss, right = self.teacher(self.model, self.held_out)
+        return Validation(-float(loss), {"loss": float(loss), **right})
+
+    def facts(self) -> dict[str, Any]:
+        return self.config.facts("tower_batch", "tower_lr")
+
+
+class DecoderTask(_SmallTask):
+    """Packed questions and a description of each image, the tower frozen."""
+
+    def __init__(self, config: BaseConfig, model: Any, words: Words) -> None:
+        super().__init__(config, model, words)
+        model.model.vision_tower.requires_grad_(False)
+        self.optimisers = {"decoder": self._adamw([p for p in model.parameters() if p.requires_grad], config.lr)}
+
+    def terse(self, step: int) -> float:
+        """How often a question is terse: always, then ever less often, down to one in ten."""
+        share = step / self.config.steps
+        if share < self.config.terse_until:
+            return 1.0
+        return max(0.1, 0.5 - (share - self.config.terse_until))
+
+    def batches(self, start: int) -> Iterator[tuple[int, Scenes]]:
+        step = start
+        while True:
+            yield step, self._scenes(self.config.batch, self.config.tower_steps + step)
+            step += 1
+
+    def step(self, batch: tuple[int, Scenes], step: int) -> Step:
+        number, scenes = batch
+        seed = (self.config.seed, number)
+        packed, _ = draw_pack(scenes, self.words, seed, self.config.each, self.terse(number), caption=True)
+        logits = answer_logits(self.model, image_tensor(scenes.images), packed, self.words, self.config.blind)
+        return Step({"decoder": answer_loss(logits, packed)})
+
+    def validate(self) -> Validation:
+        found = judge_answers(self.model, self.held_out, self.words, (_JUDGED,), 2, blind=self.config.blind)
+        terse = judge_answers(self.model, self.held_out, self.words, (_JUDGED,), 1, 1.0, self.config.blind)
+        return Validation(found["all"], {**found, "terse": terse["all"]})
+
+    def facts(self) -> dict[str, Any]:
+        return self.config.facts("tower_steps", "batch", "each", "lr", "terse_until", "blind")
+
+
+def train_base(
+    config: BaseConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tick: Callable[[str, int], None] = lambda stage, step: None,
+) -> Any:
+    """Both stages; leaves the model with its processor in `folder`/model and returns the model.
+
+    resume: go on in the stage that was interrupted. tick: called with the stage's name and the steps done.
+    """
+    processor = build_processor()
+    words = Words(processor.tokenizer.get_vocab())
+    model = build_small_llava(config.sizes, processor.tokenizer, config.seed)
+    stages: tuple[tuple[str, type[_SmallTask], int], ...] = (
+        ("tower", TowerTask, config.tower_steps), ("decoder", DecoderTask, config.steps),
+    )  # fmt: skip
+    for name, task, steps in stages:
+        place = folder / name
+        begun = (place / "checkpoints").is_dir() and any((place / "checkpoints").iterdir())
+        settings = FitConfig(
+            steps=steps, warmup=min(steps, 100), validate_every=config.every, checkpoint_every=config.checkpoint_every,
+            seed=config.seed, device="cpu",
+        )  # fmt: skip
+        tell(f"{name}: {steps} steps")
+        fit(task(config, model, words), settings, place, resume=resume and begun,  # type: ignore[arg-type]
+            tell=tell, tick=lambda step, name=name: tick(name, step))  # fmt: skip
+    save_small_llava(model, processor, folder / "model")
+    return model
+
+
+def save_small_llava(model: Any, processor: Any, folder: Path) -> None:
+    """A folder for plain `from_pretrained`: configuration, weights, tokenizer, image processor."""
+    model.requires_grad_(True).eval()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
