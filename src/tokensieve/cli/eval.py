@@ -1,7 +1,7 @@
 """Run the CLIP benchmark with token reduction: accuracy, and the speed measured in the same run.
 
 Stands on clip_benchmark: all its flags pass through, for all five of its tasks. With no model and no data named it runs
-on the embedded ones.
+on the embedded ones. `tokensieve eval reid` evaluates re-identification; it has its own flags and --help.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ def main(argv: Sequence[str]) -> int:
         task = words.pop(0)
         if task not in TASKS:
             raise UnknownNameError(f"tokensieve eval does not know {task!r}.{nearest(task, TASKS)}")
+        if task == "reid":
+            from tokensieve.cli import eval_reid
+
+            return eval_reid.main(words)
         if task != "clip":
             raise OptionError(f"tokensieve eval {task} is not there yet; `tokensieve eval clip` is")
     own, base = parse(_parser(), words)

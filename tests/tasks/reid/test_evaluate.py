@@ -17,7 +17,7 @@ from sklearn.metrics import average_precision_score
 from tokensieve.errors import DataError, OptionError
 from tokensieve.tasks.reid import distance
 from tokensieve.tasks.reid.distance import distance_blocks, normalised
-from tokensieve.tasks.reid.evaluate import Metrics, evaluate, mean_and_deviation, ranked_lists
+from tokensieve.tasks.reid.evaluate import Metrics, evaluate, mean_and_deviation, rank
 from tokensieve.tasks.reid.rerank import reranked_blocks
 
 
@@ -59,9 +59,9 @@ def naive_distances(q: np.ndarray, g: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_map_and_cmc_are_torchreids(seed: int) -> None:
-    rank = torchreid_file("metrics/rank.py")
+    referee = torchreid_file("metrics/rank.py")
     q, pq, cq, g, pg, cg = problem(seed)
-    cmc, mean_ap = rank.eval_market1501(naive_distances(q, g), pq, pg, cq, cg, max_rank=10)
+    cmc, mean_ap = referee.eval_market1501(naive_distances(q, g), pq, pg, cq, cg, max_rank=10)
     found = evaluate(q, pq, cq, g, pg, cg)
     assert found.map == pytest.approx(mean_ap, abs=1e-6)
     assert [found.cmc1, found.cmc5, found.cmc10] == pytest.approx([cmc[0], cmc[4], cmc[9]], abs=1e-6)
@@ -96,8 +96,8 @@ def test_reranking_is_torchreids(k1: int, k2: int, weight: float) -> None:
     np.testing.assert_allclose(found, wanted, atol=1e-6)
     if weight == 0:  # images without a common neighbour are all at distance 1: their order is anyone's
         return
-    rank = torchreid_file("metrics/rank.py")
-    cmc, mean_ap = rank.eval_market1501(wanted, pq, pg, cq, cg, max_rank=10)
+    referee = torchreid_file("metrics/rank.py")
+    cmc, mean_ap = referee.eval_market1501(wanted, pq, pg, cq, cg, max_rank=10)
     metrics = evaluate(q, pq, cq, g, pg, cg, rerank=True, k1=k1, k2=k2, weight=weight)
     assert metrics.map == pytest.approx(mean_ap, abs=1e-6)
     assert metrics.cmc1 == pytest.approx(cmc[0], abs=1e-6)
@@ -176,16 +176,18 @@ def test_wrong_input_is_named() -> None:
 @pytest.mark.parametrize("rerank", [False, True])
 def test_ranked_lists_are_the_ranking_that_is_scored(rerank: bool) -> None:
     q, pq, cq, g, pg, cg = problem(3)
-    lists = ranked_lists(q, pq, cq, g, pg, cg, queries=[4, 0], top=120, rerank=rerank)
-    assert [found.query for found in lists] == [4, 0]
-    for found in lists:
+    ranking = rank(q, pq, cq, g, pg, cg, top=120, rerank=rerank)
+    assert len(ranking.lists) == 25
+    for i, found in enumerate(ranking.lists):
         assert found.distances == sorted(found.distances)
-        assert found.right == [pg[j] == pq[found.query] for j in found.gallery]
-        dropped = {j for j in range(120) if pg[j] == pq[found.query] and cg[j] == cq[found.query]}
+        assert found.right == [pg[j] == pq[i] for j in found.gallery]
+        dropped = {j for j in range(120) if pg[j] == pq[i] and cg[j] == cq[i]}
         assert set(found.gallery) == set(range(120)) - dropped
         hits = np.flatnonzero(found.right) + 1
-        assert found.average_precision == pytest.approx((np.arange(1, len(hits) + 1) / hits).mean())
-    assert len(ranked_lists(q, pq, cq, g, pg, cg, queries=[1], top=5)[0].gallery) == 5
+        assert ranking.precision[i] == pytest.approx((np.arange(1, len(hits) + 1) / hits).mean())
+        assert ranking.first[i] == hits[0]
+    assert ranking.metrics == evaluate(q, pq, cq, g, pg, cg, rerank=rerank)
+    assert {len(found.gallery) for found in rank(q, pq, cq, g, pg, cg, top=5).lists} == {5}
 
 
 def test_seeds_are_averaged_with_the_sample_deviation() -> None:
@@ -195,9 +197,9 @@ def test_seeds_are_averaged_with_the_sample_deviation() -> None:
         Metrics(0.7, 0.6, 0.8, 0.8, 0.3, 9),
     ]
     mean, deviation = mean_and_deviation(runs)
-    assert mean == pytest.approx({"map": 0.6, "cmc1": 0.6, "cmc5": 0.8, "cmc10": 0.8, "minp": 0.2})
-    assert deviation == pytest.approx({"map": 0.1, "cmc1": 0, "cmc5": 0.1, "cmc10": 0, "minp": 0.1})
-    assert np.isnan(mean_and_deviation(runs[:1])[1]["map"])
+    assert mean == pytest.approx({"mAP": 0.6, "R1": 0.6, "R5": 0.8, "R10": 0.8, "mINP": 0.2})
+    assert deviation == pytest.approx({"mAP": 0.1, "R1": 0, "R5": 0.1, "R10": 0, "mINP": 0.1})
+    assert np.isnan(mean_and_deviation(runs[:1])[1]["mAP"])
     with pytest.raises(DataError):
         mean_and_deviation([])
 

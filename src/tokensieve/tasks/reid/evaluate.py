@@ -10,8 +10,9 @@ May import: numpy; distances and re-ranking beside it; never torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from tokensieve.errors import DataError
 from tokensieve.tasks.reid.distance import Floats, Ints, distance_blocks
 from tokensieve.tasks.reid.rerank import reranked_blocks
 
-__all__ = ["Metrics", "Ranked", "evaluate", "mean_and_deviation", "ranked_lists"]
+__all__ = ["Metrics", "Ranked", "Ranking", "evaluate", "mean_and_deviation", "rank"]
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,32 @@ class Metrics:
 class Ranked:
     """The best of the gallery for one query: indices, distances and whether each is of the query's identity."""
 
-    query: int
     gallery: list[int]
     distances: list[float]
     right: list[bool]
-    average_precision: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What each query got. precision, first, inp: (Q,), NaN for a query without a match. lists: one for each query.
+
+    precision: average precision. first: rank of the first match. inp: matches over the rank of the hardest.
+    """
+
+    precision: NDArray[np.float64]
+    first: NDArray[np.float64]
+    inp: NDArray[np.float64]
+    lists: list[Ranked]
+
+    @property
+    def metrics(self) -> Metrics:
+        """Means over the queries that have a match. None with one is an error."""
+        known = ~np.isnan(self.precision)
+        if not known.any():
+            raise DataError("no query has a match in the gallery from another camera or scene: nothing to evaluate")
+        r1, r5, r10 = (float((self.first[known] <= k).mean()) for k in (1, 5, 10))
+        ap, inp = float(self.precision[known].mean()), float(self.inp[known].mean())
+        return Metrics(ap, r1, r5, r10, inp, int(known.sum()), int((~known).sum()))
 
 
 def evaluate(
@@ -59,28 +81,17 @@ def evaluate(
     features_g: ArrayLike,
     pids_g: ArrayLike,
     cams_g: ArrayLike,
-    *,
-    rerank: bool = False,
-    k1: int = 20,
-    k2: int = 6,
-    weight: float = 0.3,
+    **options: Any,
 ) -> Metrics:
-    """Rank the gallery for each query by the distance of L2-normalised features.
+    """Rank the gallery for each query by the distance of L2-normalised features, and score it.
 
     features: (Q, D) and (G, D), any length; zero vectors stay zero. pids, cams: (Q,) and (G,). Give scenes in place of
-    cameras for sets that filter by scene. Equal distances keep the gallery's order. rerank: by k-reciprocal neighbours
-    with k1, k2 and `weight` of the original distance.
+    cameras for sets that filter by scene. Equal distances keep the gallery's order. options: those of `rank`.
     """
-    scores = [_score(hits) for _, _, _, hits in _rankings(**_checked(locals()))]
-    known = np.array([score for score in scores if score is not None], dtype=np.float64)
-    if not len(known):
-        raise DataError("no query has a match in the gallery from another camera or scene: nothing to evaluate")
-    ap, first, inp = known.T
-    r1, r5, r10 = (float((first <= k).mean()) for k in (1, 5, 10))
-    return Metrics(float(ap.mean()), r1, r5, r10, float(inp.mean()), len(known), len(scores) - len(known))
+    return rank(features_q, pids_q, cams_q, features_g, pids_g, cams_g, **options).metrics
 
 
-def ranked_lists(
+def rank(
     features_q: ArrayLike,
     pids_q: ArrayLike,
     cams_q: ArrayLike,
@@ -88,51 +99,49 @@ def ranked_lists(
     pids_g: ArrayLike,
     cams_g: ArrayLike,
     *,
-    queries: Sequence[int],
-    top: int = 10,
+    top: int = 0,
     rerank: bool = False,
     k1: int = 20,
     k2: int = 6,
     weight: float = 0.3,
-) -> list[Ranked]:
-    """The `top` best of the gallery for some of the queries, own camera's images of the identity left out."""
-    wanted, lists = set(queries), {}
-    options = {name: value for name, value in locals().items() if name not in ("queries", "top", "wanted", "lists")}
-    for query, order, distances, hits in _rankings(**_checked(options)):
-        if query in wanted:
-            score = _score(hits)
-            ap = float("nan") if score is None else score[0]
-            best = order[:top]
-            lists[query] = Ranked(query, best.tolist(), distances[best].tolist(), hits[:top].tolist(), ap)
-    return [lists[query] for query in queries]
+) -> Ranking:
+    """As `evaluate`, query by query. top: how many of the gallery to list. rerank: by k-reciprocal neighbours, with k1,
+    k2 and `weight` of the original distance."""
+    sides = {"features_q": features_q, "pids_q": pids_q, "cams_q": cams_q}
+    sides |= {"features_g": features_g, "pids_g": pids_g, "cams_g": cams_g}
+    found = _checked(sides)
+    queries, gallery = found["features_q"], found["features_g"]
+    if rerank:
+        blocks = reranked_blocks(queries, gallery, k1=k1, k2=k2, weight=weight)
+    else:
+        blocks = distance_blocks(queries, gallery)
+    scores, lists = [], []
+    for order, distances, hits in _rankings(blocks, **{k: v for k, v in found.items() if "features" not in k}):
+        scores.append(_score(hits))
+        best = order[:top]
+        lists.append(Ranked(best.tolist(), distances[best].tolist(), hits[:top].tolist()))
+    precision, first, inp = np.array(scores, dtype=np.float64).T
+    return Ranking(precision, first, inp, lists)
 
 
 def _rankings(
-    features_q: Floats, pids_q: Ints, cams_q: Ints, features_g: Floats, pids_g: Ints, cams_g: Ints, **rerank: Any
-) -> Iterator[tuple[int, Ints, Floats, NDArray[np.bool_]]]:
-    """For each query: its number, the gallery by rising distance, all distances, and the hits in that order."""
-    if rerank.pop("rerank"):
-        blocks = reranked_blocks(features_q, features_g, **rerank)
-    else:
-        blocks = distance_blocks(features_q, features_g)
+    blocks: Iterable[tuple[int, Floats]], pids_q: Ints, cams_q: Ints, pids_g: Ints, cams_g: Ints
+) -> Iterator[tuple[Ints, Floats, NDArray[np.bool_]]]:
+    """For each query: the gallery by rising distance, all distances, and the hits in that order."""
     for start, block in blocks:
-        for row, distances in enumerate(block):
-            query = start + row
+        for query, distances in enumerate(block, start):
             kept = np.flatnonzero((pids_g != pids_q[query]) | (cams_g != cams_q[query]))
             order = kept[np.argsort(distances[kept], kind="stable")]
-            yield query, order, distances, pids_g[order] == pids_q[query]
+            yield order, distances, pids_g[order] == pids_q[query]
 
 
-def _score(hits: NDArray[np.bool_]) -> tuple[float, int, float] | None:
-    """(average precision, rank of the first hit, inverse negative penalty); None without a hit.
-
-    The penalty: hits over the rank of the hardest one.
-    """
+def _score(hits: NDArray[np.bool_]) -> tuple[float, float, float]:
+    """(average precision, rank of the first hit, hits over the rank of the hardest); NaN without a hit."""
     ranks = np.flatnonzero(hits) + 1
     if not len(ranks):
-        return None
+        return math.nan, math.nan, math.nan
     found = np.arange(1, len(ranks) + 1)
-    return float((found / ranks).mean()), int(ranks[0]), float(len(ranks) / ranks[-1])
+    return float((found / ranks).mean()), float(ranks[0]), float(len(ranks) / ranks[-1])
 
 
 def _checked(given: dict[str, Any]) -> dict[str, Any]:
@@ -158,10 +167,9 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def mean_and_deviation(runs: Sequence[Metrics]) -> tuple[dict[str, float], dict[str, float]]:
-    """Over seeds: the mean of each measure, and its sample deviation (n - 1); NaN for a single run."""
+    """Over seeds: the mean of each measure by name, and its sample deviation (n - 1); NaN for a single run."""
     if not runs:
         raise DataError("no runs to average")
-    names = [name for name in asdict(runs[0]) if name not in ("queries", "unmatched")]
-    values = {name: np.array([getattr(run, name) for run in runs]) for name in names}
-    deviations = {name: float(v.std(ddof=1)) if len(v) > 1 else float("nan") for name, v in values.items()}
+    values = {name: np.array([run.named()[name] for run in runs]) for name in runs[0].named()}
+    deviations = {name: float(v.std(ddof=1)) if len(v) > 1 else math.nan for name, v in values.items()}
     return {name: float(v.mean()) for name, v in values.items()}, deviations

@@ -1,0 +1,107 @@
+"""Evaluate re-identification: mAP, CMC and mINP of a trained model on a set, or of features that were written before.
+
+Features are compared by the distance of their unit vectors; a match of the query's own camera (scene in msvr310) does
+not count. Several checkpoints of other seeds give mean and deviation.
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokensieve.cli.parser import Parser
+from tokensieve.errors import OptionError
+
+EPILOG = """examples:
+  tokensieve eval reid --checkpoint runs/reid/best.safetensors
+  tokensieve eval reid --checkpoint runs/reid/best.safetensors --data data/people --layout rgbnt201 --rerank --flip
+  tokensieve eval reid --checkpoint runs/seed*/best.safetensors --missing all -o runs/reid.json
+  tokensieve eval reid --checkpoint runs/reid/best.safetensors --export features.npz
+  tokensieve eval reid --features features.npz --rerank
+  tokensieve report runs/reid.json -o report.html"""
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = _parser()
+    args = parser.parse(argv)
+    if bool(args.checkpoint) == bool(args.features):
+        raise OptionError("give either --checkpoint FILE or --features FILE (see `tokensieve eval reid --help`)")
+    if args.export and (args.features or len(args.checkpoint) > 1):
+        raise OptionError("--export writes the features of one --checkpoint")
+    if args.lists < 0 or args.batch_size < 1 or args.workers < 0:
+        raise OptionError("--lists and --workers are 0 or more, --batch_size is 1 or more")
+    from tokensieve.results.record import check_writable
+
+    for path in (args.output, args.export):
+        if path:
+            check_writable(path)
+    result = _result(args, shlex.join(["tokensieve", "eval", "reid", *argv]))
+    _show(result)
+    if args.export:
+        print(f"features: {args.export}")
+    if args.output:
+        from tokensieve.results.evals import write_eval
+
+        write_eval(result, args.output)
+        print(f"result: {args.output}")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tokensieve eval reid", description=__doc__, epilog=EPILOG)
+    add = parser.add_argument
+    add("--checkpoint", nargs="+", type=Path, metavar="FILE", help="of `tokensieve train reid`; several: other seeds")
+    add("--features", type=Path, metavar="FILE", help="instead: features written by --export or `extract reid`")
+    add("--data", metavar="DIR", help="the set (default: what the checkpoint was trained on)")
+    add("--layout", metavar="L", help="rgbnt201, rgbnt100, msvr310, folder (default: the checkpoint's)")
+    add("--skip_broken", action="store_true", help="leave out what is broken in the set")
+    add("--rerank", action="store_true", help="k-reciprocal re-ranking as well")
+    add("--flip", action="store_true", help="average the features of each image and its mirror image")
+    add("--after_neck", action="store_true", help="compare the features after the BNNeck (default: before it)")
+    add("--missing", default="", metavar="LIST", help="modalities to leave out, in query and gallery alike: "
+        "r, n, t, rn, rt, nt, several as r,rn; all: each of them")  # fmt: skip
+    add("--lists", type=int, default=6, metavar="N", help="ranked lists for the report, worst to best (default: 6)")
+    add("--export", type=Path, metavar="FILE", help="write the features, .npz or .safetensors")
+    add("--batch_size", type=int, default=64, metavar="B", help="(default: 64)")
+    add("--workers", type=int, default=0, metavar="N", help="processes that read images (default: 0, none beside this)")
+    add("-o", "--output", type=Path, metavar="FILE", help="the result, for `tokensieve report` (default: only shown)")
+    return parser
+
+
+def _result(args: Namespace, command: str) -> dict[str, Any]:
+    import sys
+
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tokensieve.tasks.reid.features import check_ending
+    from tokensieve.tasks.reid.runs import EvalOptions, evaluate_checkpoints, evaluate_features
+
+    names = ("data", "layout", "rerank", "flip", "after_neck", "missing", "lists", "batch_size", "workers")
+    options = EvalOptions(**{name: getattr(args, name) for name in names}, skip_broken=args.skip_broken)
+    if args.features:
+        return evaluate_features(args.features, options, command=command)
+    if args.export:
+        check_ending(args.export)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("images", total=None)
+        return evaluate_checkpoints(
+            args.checkpoint, options, command=command, export=args.export,
+            tell=lambda line: print(f"tokensieve: note: {line}", file=sys.stderr),
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )  # fmt: skip
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from tokensieve.results.reid_tables import reid_table
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    console.print(reid_table(result))
