@@ -11,6 +11,7 @@ ABOUT = "Train the small LLaVA (144 image tokens, 8 decoder layers) from nothing
 def add_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--tower_steps", type=int, default=3000, metavar="S", help="steps with patch labels (default: 3000)")
+    add("--tower_batch", type=int, default=8, metavar="B", help="images a step with patch labels (default: 8)")
     add("--steps", type=int, default=6000, metavar="S", help="steps with questions (default: 6000)")
     add("--batch_size", type=int, default=8, metavar="B", help="images a step with questions (default: 8)")
     add("--each", type=int, default=3, metavar="N", help="questions of each kind about an image (default: 3)")
@@ -38,7 +39,7 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(args.threads)
     folder = args.output or cache_folder() / "vlm-base"
     config = BaseConfig(
-        seed=args.seed, tower_steps=args.tower_steps, steps=args.steps, batch=args.batch_size, each=args.each,
+        seed=args.seed, tower_steps=args.tower_steps, tower_batch=args.tower_batch, steps=args.steps, batch=args.batch_size, each=args.each,
         lr=args.lr, every=args.every,
     )  # fmt: skip
     console = Console(stderr=True)

@@ -41,7 +41,7 @@ class BaseConfig:
     sizes: SmallSizes = field(default_factory=SmallSizes)
     seed: int = 0
     tower_steps: int = 3000
-    tower_batch: int = 12
+    tower_batch: int = 8
     tower_lr: float = 2e-3
     steps: int = 6000
     batch: int = 8

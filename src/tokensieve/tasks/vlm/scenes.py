@@ -8,6 +8,7 @@ least one. Imports numpy alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,11 +25,13 @@ __all__ = [
     "PLACES",
     "SHAPES",
     "SIDE",
+    "SPLITS",
     "Scenes",
     "make_scenes",
     "patch_labels",
 ]
 
+SPLITS = ("train", "test")
 GRID = 12  # patches a side
 PATCH = 8  # pixels
 SIDE = GRID * PATCH
@@ -96,17 +99,18 @@ class Scenes:
         return objects | (self.is_digit & HELD_OUT_DIGITS[self.digit, place])
 
 
-def make_scenes(count: int, seed: int, split: str = "train", crowded: bool = False) -> Scenes:
+def make_scenes(count: int, seed: int | Sequence[int], split: str = "train", crowded: bool = False) -> Scenes:
     """Draw `count` scenes; the same arguments give the same bytes, and the splits share no seed.
 
     split: "train", or "test" with a held-out combination in each. crowded: a thing at every place, digits as often as
     shapes; for teaching a vision tower what each patch shows.
     """
-    if split not in ("train", "test"):
-        raise OptionError(f'split {split!r}: "train" or "test"')
+    if split not in SPLITS:
+        raise OptionError(f"split {split!r}: one of {', '.join(SPLITS)}")
     if count < 1:
         raise OptionError(f"{count} scenes: at least 1")
-    rng = np.random.default_rng([seed, ("train", "test").index(split), int(crowded)])
+    seeds = [seed] if isinstance(seed, int) else list(seed)
+    rng = np.random.default_rng([*seeds, SPLITS.index(split), int(crowded)])
     kind = _kinds(rng, count, crowded)
     colour, shape, digit = _looks(rng, kind, split)
     radius = rng.uniform(5.0, 8.0, kind.shape)

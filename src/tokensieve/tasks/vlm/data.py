@@ -1,0 +1,153 @@
+"""Visual questions from a JSONL file of one's own, and the generated set written as one.
+
+A line is {"image": "photos/1.png", "question": "What colour is the car?", "answers": ["red", "dark red"]}; the
+image's path is relative to the file. "answers" may be one text; "type" groups the results. Scoring: exact match, or as
+VQA does it. Imports pillow.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tokensieve.errors import DataError, OptionError
+from tokensieve.results.record import write_whole
+from tokensieve.tasks.vlm.questions import KINDS, ask
+from tokensieve.tasks.vlm.scenes import SPLITS, make_scenes
+
+__all__ = [
+    "VisualQuestion",
+    "exact_match",
+    "load_image",
+    "load_questions",
+    "normalise_answer",
+    "vqa_accuracy",
+    "write_synthetic",
+]
+
+QUESTIONS = "questions.jsonl"
+_CHUNK = 256  # scenes drawn at a time
+
+
+@dataclass(frozen=True)
+class VisualQuestion:
+    """image: its file. answers: every answer that people gave, at least one. kind: "type" of the line, or "any"."""
+
+    image: Path
+    question: str
+    answers: tuple[str, ...]
+    kind: str = "any"
+
+
+def load_questions(path: Path) -> list[VisualQuestion]:
+    """Read a JSONL file; a folder stands for the `questions.jsonl` in it. What is wrong with a line names the line."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / QUESTIONS
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not UTF-8 text; a set of questions is a JSONL file") from None
+    found = [
+        _question(path, number, line) for number, line in enumerate(lines, start=1) if line.strip()
+    ]  # fmt: skip
+    if not found:
+        raise DataError(f"{path} has no question in it")
+    return found
+
+
+def _question(path: Path, number: int, line: str) -> VisualQuestion:
+    where = f"{path}, line {number}"
+    try:
+        data = json.loads(line)
+    except ValueError:
+        raise DataError(f"{where}: no whole JSON object") from None
+    if not isinstance(data, dict):
+        raise DataError(f"{where}: no JSON object")
+    missing = [key for key in ("image", "question", "answers") if key not in data]
+    if missing:
+        raise DataError(f"{where}: {', '.join(missing)} missing; a line has image, question, answers")
+    answers = [data["answers"]] if isinstance(data["answers"], str) else data["answers"]
+    if not isinstance(answers, list) or not answers or not all(isinstance(a, str) for a in answers):
+        raise DataError(f'{where}: "answers" is a text or a list of texts, at least one')
+    for key in ("image", "question"):
+        if not isinstance(data[key], str) or not data[key].strip():
+            raise DataError(f'{where}: "{key}" is a text')
+    image = path.parent / data["image"]
+    if not image.is_file():
+        raise DataError(f"{where}: there is no image {image}")
+    return VisualQuestion(image, data["question"], tuple(answers), str(data.get("type", "any")))
+
+
+def load_image(path: Path) -> Image.Image:
+    """The picture as RGB; one that cannot be read is named."""
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"image {path} cannot be read: {error}") from None
+
+
+def write_synthetic(folder: Path, images: int, seed: int, split: str = "test", each: int = 1) -> int:
+    """Write scenes as PNG files and `each` questions of every kind about each; the number of questions.
+
+    The questions' file comes last, so that a folder that has one is whole.
+    """
+    if images < 1 or each < 1:
+        raise OptionError(f"{images} images, {each} questions of each kind: at least 1")
+    if split not in SPLITS:
+        raise OptionError(f"split {split!r}: one of {', '.join(SPLITS)}")
+    lines: list[dict[str, Any]] = []
+    rng = np.random.default_rng([seed, SPLITS.index(split), 2])
+    for first in range(0, images, _CHUNK):
+        scenes = make_scenes(min(_CHUNK, images - first), [seed, first], split)
+        for index in range(len(scenes)):
+            name = f"images/{first + index:06d}.png"
+            picture = io.BytesIO()
+            Image.fromarray(scenes.images[index]).save(picture, format="PNG")
+            write_whole(folder / name, picture.getvalue())
+            for asked in ask(scenes, index, rng, KINDS * each):
+                lines.append({"image": name, "question": asked.text, "answers": [asked.answer], "type": asked.kind})
+    write_whole(folder / QUESTIONS, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    return len(lines)
+
+
+# -- scoring -----------------------------------------------------------------------------------------------------------
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_MARKS = re.compile(r"[^\w\s\-']|_")
+_NUMBERS = {
+    word: str(number)
+    for number, word in enumerate(
+        ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    )
+}
+
+
+def normalise_answer(text: str) -> str:
+    """Lower case, without articles, marks and doubled spaces, numbers up to ten as digits."""
+    words = _ARTICLES.sub(" ", _MARKS.sub(" ", text.lower())).split()
+    return " ".join(_NUMBERS.get(word, word) for word in words)
+
+
+def exact_match(given: str, answers: Sequence[str]) -> float:
+    """1 when the given answer is one of the answers, else 0; both normalised."""
+    return float(normalise_answer(given) in {normalise_answer(answer) for answer in answers})
+
+
+def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
+    """VQA's measure: min(1, matches / 3), averaged over leaving out each answer in turn. Fewer than 3: exact match."""
+    if len(answers) < 3:
+        return exact_match(given, answers)
+    same = [normalise_answer(answer) == normalise_answer(given) for answer in answers]
+    return float(np.mean([min(1.0, (sum(same) - one) / 3) for one in same]))
