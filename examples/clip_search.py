@@ -20,7 +20,7 @@ def main() -> None:
     parser.add_argument("sentence")
     parser.add_argument("--model", default="ViT-B-16")
     parser.add_argument("--pretrained", default="openai")
-    parser.add_argument("--method", default="sieve", choices=sorted(tokensieve.list_methods()))
+    parser.add_argument("--method", default="sieve", choices=sorted(tokensieve.list_methods("encoder")))
     parser.add_argument("--keep", type=float, default=0.4)
     args = parser.parse_args()
 

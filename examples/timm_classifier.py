@@ -29,7 +29,7 @@ def main() -> None:
     image = transform(Image.open(args.image).convert("RGB")).unsqueeze(0)
     with torch.inference_mode():
         whole = model(image)
-        for name in sorted(set(tokensieve.list_methods()) - {"learned"}):  # that one needs a trained file
+        for name in sorted(set(tokensieve.list_methods("encoder")) - {"learned"}):  # that one needs a trained file
             with tokensieve.attach(model, name, keep=args.keep) as handle:
                 logits = model(image)
             same = "same class" if logits.argmax() == whole.argmax() else "other class"

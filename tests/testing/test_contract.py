@@ -12,14 +12,16 @@ import torch
 from torch import Tensor
 
 from tokensieve import Method, Reduction, Selector, TokenView, list_methods
-from tokensieve.errors import UnknownNameError
+from tokensieve.errors import UnknownNameError, UnsupportedModelError
 from tokensieve.methods.registry import method_options
 from tokensieve.testing import ContractError, check_method, contract_cases, tiny_model, tiny_models
 from tokensieve.testing.contract import MODEL_RULES, TENSOR_RULES
+from tokensieve.testing.vlm import tiny_llava
+from tokensieve.testing.vlm_rules import VLM_RULES
 
-METHODS = [
-    name for name in list_methods() if name != "learned"
-]  # learned needs a trained file: tested where it is made
+# learned needs a trained file: tested where it is made; two_stage has parts that are methods themselves
+METHODS = [name for name in list_methods() if name not in ("learned", "two_stage")]
+ENCODER = [name for name in METHODS if name in list_methods("encoder")]
 VARIANTS = [(name, {}) for name in METHODS] + [
     (name, {"fold": True}) for name in METHODS if "fold" in method_options(name)
 ]
@@ -39,7 +41,7 @@ def check_rule(name: str, options: dict, rule: str) -> None:
 
 
 @pytest.mark.parametrize("family", tiny_models())
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ENCODER)
 def test_every_method_on_every_family(name: str, family: str) -> None:
     from tokensieve.methods.registry import make_method
 
@@ -226,3 +228,22 @@ def test_a_method_that_reduces_nothing_is_caught_on_a_model_too() -> None:
     how = MODEL_RULES["sequence lengths"](DropsNothing, tiny_model("openclip"))
     assert how is not None
     assert "tokens" in how
+
+
+LANGUAGE = [name for name in METHODS if name in {**list_methods("projector"), **list_methods("decoder")}]
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_every_method_of_a_language_model_in_a_llava(name: str) -> None:
+    from tokensieve.methods.registry import make_method
+
+    for rule, check in VLM_RULES.items():
+        how = check(lambda: make_method(name), tiny_llava())
+        assert how is None, f"{rule}: {how}"
+
+
+def test_the_contract_of_a_language_models_method_goes_by_its_stage() -> None:
+    names = [case.id for case in contract_cases("fastv")]
+    assert len(names) == len(TENSOR_RULES) + len(VLM_RULES)
+    with pytest.raises(UnsupportedModelError, match="FastV works at decoder"):
+        check_method("fastv", models=("openclip",))

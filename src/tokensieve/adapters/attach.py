@@ -51,6 +51,9 @@ def find_tower(model: nn.Module) -> tuple[nn.Module, Family]:
 def attachment_of(model: nn.Module) -> Attachment | None:
     """The attachment of a model that has one (also of its copies), else None."""
     for module in model.modules():
+        found = module.__dict__.get("_sieve_attachment")  # of a vision-language model, or of one in mode="fuse"
+        if isinstance(found, Attachment):
+            return found
         if isinstance(module, SievedBlocks):
             return module.attachment
     return None
@@ -67,6 +70,7 @@ def attach(
     mode: Mode = "prune",
     fuse_weight: float = 0.2,
     text: Tensor | None = None,
+    positions: str | None = None,
     **options: Any,
 ) -> Attachment:
     """Let `method` reduce the tokens of a model's vision encoder, until the returned handle is removed.
@@ -81,6 +85,10 @@ def attach(
     mode: "prune"; "analyse" (the encoder runs whole, bit for bit, and the selection is only noted); "fuse" (the feature
         becomes (1 - fuse_weight) * cls + fuse_weight * the selected patches).
     text: (T, E) or (B, T, E) text features, for methods that select by a text.
+
+    In a LLaVA model tokens leave between vision tower and projector (stage 1), or before the decoder layers `at` (stage
+    2), or both (`two_stage`); `keep` is what remains of an image's vision tokens, and the handle has `stats`.
+    positions: "original" (default) or "renumber", what the tokens that stage 1 keeps count as. See docs/vlm.md.
     """
     if isinstance(method, str):
         method = make_method(method, **options)
@@ -94,7 +102,22 @@ def attach(
         raise OptionError(f"fuse_weight={fuse_weight}: a share in [0, 1]")
     if attachment_of(model) is not None:
         raise UnsupportedModelError("a method is attached to this model already: remove it first")
+    from tokensieve.adapters import vlm
+
+    if vlm.is_vlm(model):
+        if mode != "prune" or text is not None:
+            raise OptionError("a vision-language model takes mode='prune' and no text: the prompt has the question")
+        return vlm.attach_vlm(
+            model, method, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions
+        )
+    if positions is not None:
+        raise OptionError("positions: only a vision-language model has positions to renumber")
     tower, family = find_tower(model)
+    if "encoder" not in method.stages:
+        raise UnsupportedModelError(
+            f"{type(method).__name__} works at {' and '.join(method.stages)} of a vision-language model (LLaVA), not "
+            f"inside a vision encoder; {type(model).__name__} is one"
+        )
     if keep is None and keep_average is None:
         keep = method.own_keep()
         if keep is None:

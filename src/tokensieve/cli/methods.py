@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from argparse import ArgumentParser, Namespace
 
-from tokensieve.methods.registry import list_methods, method_class, method_options
+from tokensieve.methods.registry import list_methods, method_class, method_options, method_stages
 
 EPILOG = """examples:
   tokensieve methods
@@ -20,7 +20,9 @@ def run(args: Namespace) -> int:
     if args.name is None:
         names = list_methods()
         width = max(map(len, names)) + 2
-        print("\n".join(f"{name:<{width}}{line}" for name, line in names.items()))
+        where = {name: " ".join(method_stages(name)) for name in names}
+        wide = max(map(len, where.values())) + 2
+        print("\n".join(f"{name:<{width}}{where[name]:<{wide}}{line}" for name, line in names.items()))
     else:
         print(_describe(args.name))
     return 0
@@ -30,5 +32,9 @@ def _describe(name: str) -> str:
     """Docstring, options with defaults, and where it cuts by default."""
     cls = method_class(name)
     where = "one cut at half depth" if cls.one_cut else f"spread over all blocks, {cls.schedule} schedule"
+    stages = " and ".join(method_stages(name))
+    if "encoder" not in cls.stages:
+        where = "in a vision-language model (docs/vlm.md)"
     options = "\n".join(f"  {option} = {default!r}" for option, default in method_options(name).items())
-    return f"{name}: {list_methods()[name]}\n\n{inspect.getdoc(cls)}\n\noptions:\n{options}\n\nby default: {where}"
+    head = f"{name}: {list_methods()[name]}\n\n{inspect.getdoc(cls)}"
+    return f"{head}\n\noptions:\n{options}\n\nworks at: {stages}\nby default: {where}"

@@ -61,7 +61,8 @@ class TokenView:
     ) -> None:
         """tokens: (B, P+N+M, D), the residual stream after attention, before the second norm.
 
-        q, k: (B, H, P+N+M, d) per head, norms and rotations applied; or functions that work them out. bias: (B, P+N+M), added to every row of logits.
+        q, k: (B, H, P+N+M, d) per head, norms and rotations applied; or functions that work them out when asked for.
+        bias: (B, P+N+M), added to every row of logits.
         log_sum: (B, H, P+N+M), each row's log-sum-exp as the fused kernel left it; computed if absent.
         size: (B, N+M) patches each token stands for. origin: (B, N) index of each patch in the full grid.
         depth: this block's place in the encoder, 0 for the first, towards 1 for the last.
@@ -188,7 +189,8 @@ class TokenView:
         if self.sentence is None or self.sentence.text is None:
             raise TypeError("attention_from_text: these patches stand in no sequence with a text")
         rows = self.sentence.attention(self.sentence.text)
-        return rows if self.text_valid is None else rows * self.text_valid.unsqueeze(-1)
+        # not a product: an absent token's row may see nothing, and be not a number
+        return rows if self.text_valid is None else rows.masked_fill(~self.text_valid.unsqueeze(-1), 0.0)
 
     def attention_to(self, j: Tensor) -> Tensor:
         """(B, N, J) attention of every patch to the patches j (B, J): softmax over all keys, mean over heads.

@@ -22,9 +22,9 @@ def cluster_sums(values: Tensor, goal: Tensor, slots: int) -> Tensor:
 class WeightedReduction(Reduction):
     """Kept token k becomes own[k] * x[k] + the sum of weight[j] * x[j] over the dropped j that go to it.
 
-    drop: (B, R) tokens that go somewhere; goal: (B, R) the slots 0..K-1 they go to; weight: (B, R); own: (B, K). What is
-    in neither keep nor drop is gone. For methods whose mean is not weighted by size (VisionZip adds, PruMerge weighs by
-    attention, SparseVLM recycles only some); `into` stays None, and sizes are not kept.
+    drop: (B, R) tokens that go somewhere; goal: (B, R) the slots 0..K-1 they go to; weight: (B, R); own: (B, K). What
+    is in neither keep nor drop is gone. For methods whose mean is not weighted by size (VisionZip adds, PruMerge weighs
+    by attention, SparseVLM recycles only some); `into` stays None, and sizes are not kept.
     """
 
     goal: Tensor | None = None
@@ -37,7 +37,7 @@ class WeightedReduction(Reduction):
         out, new_size = super().apply(x, prefix, made, size)
         if self.drop is None or self.goal is None or self.weight is None or self.own is None:
             return out, new_size
-        batch, length, width = out.shape
+        batch, _, width = out.shape
         k = self.keep.shape[1]
         share = take_tokens(x, self.drop + prefix) * self.weight.unsqueeze(-1)  # float32 where x is half
         rows = self.goal + torch.arange(batch, device=x.device).unsqueeze(1) * k

@@ -14,7 +14,9 @@ from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, OptionError
 
-__all__ = ["Method", "Selector", "check"]
+__all__ = ["STAGES", "Method", "Selector", "check"]
+
+STAGES = ("encoder", "projector", "decoder")  # inside a vision encoder; between it and a language model; inside that
 
 
 def check(condition: bool, option: str, value: object, rule: str) -> None:
@@ -38,6 +40,9 @@ class Method(ABC):
     needs_log_sum: ClassVar[bool] = False  # reads attention columns: the adapter keeps the kernel's log-sum-exp
     uses_positions: ClassVar[bool] = False  # permuting the patches does not simply permute the result
     differentiable: ClassVar[bool] = False  # gradients flow through the decision, not only through the tokens
+    stages: ClassVar[tuple[str, ...]] = STAGES  # where it can work
+    reads_text: ClassVar[bool] = False  # looks at view.text where there is one
+    reads_attention: ClassVar[bool] = False  # inside a language model: needs a layer before it
 
     @abstractmethod
     def reduce(self, view: TokenView, keep: int) -> Reduction:
@@ -55,6 +60,10 @@ class Method(ABC):
 
     def check_encoder(self, depth: int, width: int) -> None:  # noqa: B027
         """Raise where the method was made for an encoder of another depth or width. Called when it is attached."""
+
+    def layers(self, depth: int) -> tuple[int, ...]:
+        """The layers of a language model of `depth` layers before which it cuts, where none are named."""
+        return (min(2, depth - 1),)
 
     def own_keep(self) -> int | None:
         """The budget that the method's own options ask for, where none is given."""

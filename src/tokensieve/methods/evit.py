@@ -25,6 +25,7 @@ class EViT(Selector):
     fuse: bool = True
     proportional: float = 0.0
     differentiable: ClassVar[bool] = True
+    stages: ClassVar[tuple[str, ...]] = ("encoder",)  # a made token has no place in a prompt
 
     def score(self, view: TokenView, keep: int) -> Tensor:
         return view.importance()

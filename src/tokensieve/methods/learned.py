@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,7 @@ class Learned(SieveMethod):
     """
 
     adapter: str | Path | ScoringNetworks = ""
+    stages: ClassVar[tuple[str, ...]] = ("encoder",)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,7 +11,7 @@ from tokensieve.errors import OptionError, UnknownNameError, nearest
 if TYPE_CHECKING:
     from tokensieve.methods.base import Method
 
-__all__ = ["list_methods", "make_method", "method_class", "method_options", "register_method"]
+__all__ = ["list_methods", "make_method", "method_class", "method_options", "method_stages", "register_method"]
 
 # name -> (module, class, one line)
 _BUILT_IN: dict[str, tuple[str, str, str]] = {
@@ -26,14 +26,45 @@ _BUILT_IN: dict[str, tuple[str, str, str]] = {
     "cdpruner": ("cdpruner", "CDPruner", "determinantal choice conditioned on a text, one cut (2506.10967)"),
     "sieve": ("sieve", "SieveMethod", "ours: merge what a more important patch stands for already"),
     "learned": ("learned", "Learned", "ours: sieve with prices trained on a model, needs adapter=FILE"),
+    "visionzip": ("visionzip", "VisionZip", "dominant by CLS attention, the rest into contextual tokens (2412.04467)"),
+    "prumerge": ("prumerge", "PruMerge", "CLS-attention outliers, the rest merged into them by keys (2403.15388)"),
+    "fastv": ("fastv", "FastV", "top by the last token's attention, before layer 2 (2403.06764)"),
+    "pyramiddrop": ("pyramiddrop", "PyramidDrop", "top by the last token's attention, in steps (2410.17247)"),
+    "sparsevlm": ("sparsevlm", "SparseVLM", "top by the text's attention, some dropped recycled (2410.04417)"),
+    "two_stage": ("two_stage", "TwoStage", "one method before the language model and one inside it"),
 }
+# Where a method can work, where that is not everywhere: said here too, so that the list needs no torch
+_STAGES: dict[str, tuple[str, ...]] = {
+    "evit": ("encoder",),
+    "learned": ("encoder",),
+    "visionzip": ("projector",),
+    "prumerge": ("projector",),
+    "fastv": ("decoder",),
+    "pyramiddrop": ("decoder",),
+    "sparsevlm": ("decoder",),
+    "two_stage": ("projector", "decoder"),
+}
+_ALL = ("encoder", "projector", "decoder")
 _registered: dict[str, type[Method]] = {}
 
 
-def list_methods() -> dict[str, str]:
-    """Every method's name with one line about it."""
+def list_methods(stage: str | None = None) -> dict[str, str]:
+    """Every method's name with one line about it. stage: only those that work there (see `method_stages`)."""
     own = {name: (cls.__doc__ or "").strip().split("\n")[0] for name, cls in _registered.items()}
-    return {name: line for name, (_, _, line) in _BUILT_IN.items()} | own
+    lines = {name: line for name, (_, _, line) in _BUILT_IN.items()} | own
+    if stage is None:
+        return lines
+    if stage not in _ALL:
+        raise UnknownNameError(f"unknown stage {stage!r}.{nearest(stage, _ALL)}")
+    return {name: line for name, line in lines.items() if stage in method_stages(name)}
+
+
+def method_stages(name: str) -> tuple[str, ...]:
+    """Where a method can work: "encoder" (inside a vision encoder), "projector" (between it and a language model, stage
+    1), "decoder" (between the language model's layers, stage 2)."""
+    if name in _registered:
+        return _registered[name].stages
+    return _STAGES.get(name, _ALL)
 
 
 def register_method(name: str, cls: type[Method]) -> None:

@@ -5,8 +5,8 @@
         rule()
 
 or, without pytest, with one: `check_method(MyMethod)`. A rule that fails raises ContractError, which says which rule,
-on what input, and how. Rules on tensors show the method random views; rules on models attach it to a tiny model of
-each family named in `models`.
+on what input, and how. Rules on tensors show the method random views of the stages where it works; rules on models
+attach it to a tiny model of each family named in `models`, "llava" among them.
 
 Imports adapters, methods and core; pytest only inside `contract_cases`.
 """
@@ -24,10 +24,13 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.attach import attach
 from tokensieve.core.reduction import Reduction
+from tokensieve.core.sentence import Sentence
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method
 from tokensieve.methods.registry import make_method
 from tokensieve.testing.models import TinyModel, tiny_model
+from tokensieve.testing.vlm import TinyLlava, tiny_llava
+from tokensieve.testing.vlm_rules import VLM_RULES
 
 __all__ = ["MODEL_RULES", "TENSOR_RULES", "ContractError", "check_method", "contract_cases"]
 
@@ -63,7 +66,14 @@ def _random(*shape: int, seed: int) -> Tensor:
 
 
 def _view(kind: str, n: int = PATCHES, seed: int = 0, dtype: torch.dtype = torch.float32) -> TokenView:
-    """A random view: "cls" (one prefix token), "registers" (CLS and three), "bare" (no prefix), "merged" (sizes)."""
+    """A random view: "cls" (one prefix token), "registers" (CLS and three), "bare" (no prefix), "merged" (sizes).
+
+    "sentence": between three words and five in a language model's prompt.
+    """
+    if kind == "sentence":
+        tokens, q, k = (_random(BATCH, n + 8, WIDTH, seed=seed + i).to(dtype) for i in range(3))
+        q, k = (t.view(BATCH, n + 8, HEADS, -1).transpose(1, 2) for t in (q, k))
+        return _spoken(tokens, q, k, n)
     prefix = {"cls": 1, "registers": 4, "bare": 0, "merged": 1}[kind]
     length = prefix + n
     tokens, q, k = (_random(BATCH, length, WIDTH, seed=seed + i) for i in range(3))
@@ -77,11 +87,46 @@ def _view(kind: str, n: int = PATCHES, seed: int = 0, dtype: torch.dtype = torch
     return TokenView(tokens.to(dtype), *heads, scale=scale, prefix=prefix, has_cls=prefix > 0, depth=0.25, **rest)
 
 
-KINDS = ("cls", "registers", "bare", "merged")
+def _spoken(tokens: Tensor, q: Tensor, k: Tensor, n: int) -> TokenView:
+    """A view of the n tokens after the first three of a prompt (B, L, D) with queries and keys (B, H, L, d)."""
+    batch, length = tokens.shape[:2]
+
+    def queries(rows: Tensor) -> Tensor:
+        return q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3]))
+
+    place = torch.arange(length).expand(batch, -1)
+    scale = (WIDTH // HEADS) ** -0.5
+    sentence = Sentence(
+        queries, lambda: k, scale=scale, vision=place[:, 3 : 3 + n], last=place[:, -1], text=place[:, 3 + n :]
+    )
+    here = slice(3, 3 + n)
+    view = TokenView(
+        tokens[:, here], q[:, :, here], k[:, :, here], scale=scale, prefix=0, has_cls=False, depth=0.25,
+        text=tokens[:, 3 + n :].detach(), sentence=sentence,
+    )  # fmt: skip
+    view.prompt = (tokens, q, k)  # type: ignore[attr-defined]  # for `_part`
+    return view
+
+
+KINDS = ("cls", "registers", "bare", "merged", "sentence")
+
+
+def _kinds(method: Method) -> tuple[str, ...]:
+    """The views that a method meets at its stages."""
+    inside = {"encoder", "projector"} & set(method.stages)
+    return (KINDS[:4] if inside else ()) + (KINDS[4:] if "decoder" in method.stages else ())
 
 
 def _part(view: TokenView, rows: Tensor | slice, order: Tensor | None = None, grad: bool = False) -> TokenView:
     """The images `rows` of a view, the patches in another order (positions stay where they are)."""
+    if view.sentence is not None:
+        tokens, q, k = (t[rows] for t in view.prompt)  # type: ignore[attr-defined]
+        if order is not None:
+            place = torch.arange(tokens.shape[1])
+            place[3 : 3 + view.n] = order + 3
+            tokens, q, k = tokens[:, place], q[:, :, place], k[:, :, place]
+        tokens, q, k = (t.detach().requires_grad_(grad) for t in (tokens, q, k))
+        return _spoken(tokens, q, k, view.n)
 
     def pick(x: Tensor | None, axis: int, prefix: int) -> Tensor | None:
         if x is None:
@@ -111,7 +156,7 @@ def _budgets(method: Method, n: int, prefix: int) -> list[int]:
 
 
 def _cases(make: Make) -> Iterator[tuple[str, TokenView, int]]:
-    for kind in KINDS:
+    for kind in _kinds(make()):
         view = _view(kind)
         for keep in _budgets(make(), view.n, view.prefix):
             yield f"{kind} view, {keep} of {view.n} patches", view, keep
@@ -159,7 +204,7 @@ def _prefix_survives(make: Make) -> str | None:
 
 
 def _keep_all(make: Make) -> str | None:
-    for kind in KINDS:
+    for kind in _kinds(make()):
         view = _view(kind)
         reduction = make().reduce(view, view.n)
         if not torch.equal(reduction.keep, torch.arange(view.n).expand(BATCH, -1)):
@@ -193,7 +238,7 @@ def _batch_equals_singles(make: Make) -> str | None:
 
 def _half_precision(make: Make) -> str | None:
     for dtype in (torch.float16, torch.bfloat16):
-        for kind in KINDS:
+        for kind in _kinds(make()):
             view = _view(kind, dtype=dtype)
             keep = _budgets(make(), view.n, view.prefix)[-2:][0]
             reduction = make().reduce(view, keep)
@@ -247,7 +292,7 @@ def _same_seed(make: Make) -> str | None:
 def _no_memory(make: Make) -> str | None:
     """What a method saw before does not count."""
     method = make()
-    for kind in KINDS:
+    for kind in _kinds(method):
         view, other = _view(kind), _view(kind, n=PATCHES - 4, seed=9)
         keep = _budgets(method, view.n, view.prefix)[-2:][0]
         first = method.reduce(view, keep)
@@ -291,7 +336,7 @@ def _gradients(make: Make) -> str | None:
         reduction = method.reduce(view, keep)
         out, _ = _apply(view, reduction)
         out.square().sum().backward()
-        grad = view.tokens.grad
+        grad = view.tokens.grad if view.sentence is None else view.prompt[0].grad[:, 3 : 3 + view.n]  # type: ignore[attr-defined]
         if grad is None or not grad.isfinite().all():
             return f"{case}: the tokens get {'no' if grad is None else 'infinite'} gradients"
         p = view.prefix
@@ -458,28 +503,38 @@ def _on(model: str, rule: Callable[[Make, TinyModel], str | None]) -> Callable[[
     return lambda make: rule(make, tiny_model(model))
 
 
-def _rules(make: Make, models: Sequence[str]) -> Iterator[tuple[str, Callable[[], None]]]:
+def _in_llava(rule: Callable[[Make, TinyLlava], str | None]) -> Callable[[Make], str | None]:
+    return lambda make: rule(make, tiny_llava())
+
+
+def _rules(make: Make, models: Sequence[str] | None) -> Iterator[tuple[str, Callable[[], None]]]:
     for name, rule in TENSOR_RULES.items():
         yield name, partial(_run, name, rule, make)
+    if models is None:
+        models = ("openclip",) if "encoder" in make().stages else ("llava",)
     for model in models:
+        if model == "llava":
+            for name, question in VLM_RULES.items():
+                yield f"{name} [llava]", partial(_run, name, _in_llava(question), make)
+            continue
         for name, check in MODEL_RULES.items():
             yield f"{name} [{model}]", partial(_run, name, _on(model, check), make)
 
 
 def check_method(
-    method: str | Method | type[Method] | Make, *, models: Sequence[str] = ("openclip",), **options: Any
+    method: str | Method | type[Method] | Make, *, models: Sequence[str] | None = None, **options: Any
 ) -> None:
     """Check a method against every rule; ContractError names the first that it breaks.
 
     method: a registered name, a class or factory (with its options), or an instance.
-    models: tiny models to attach it to (see `tiny_models`); none with ().
+    models: tiny models to attach it to (see `tiny_models`), or "llava"; none with (). None: the one of its stage.
     """
     for _, rule in _rules(_factory(method, options), models):
         rule()
 
 
 def contract_cases(
-    method: str | Method | type[Method] | Make, *, models: Sequence[str] = ("openclip",), **options: Any
+    method: str | Method | type[Method] | Make, *, models: Sequence[str] | None = None, **options: Any
 ) -> list[Any]:
     """One pytest parameter for each rule, to be called without arguments. Arguments as in `check_method`."""
     import pytest

@@ -1,0 +1,73 @@
+"""What a generation cost: tokens, bytes, seconds. Imports torch only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+__all__ = ["Stats", "now", "timed"]
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a clock that has waited for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+@contextmanager
+def timed(stats: Stats, name: str, device: torch.device) -> Iterator[None]:
+    """Add the seconds that the block takes to one of the stats."""
+    start = now(device)
+    try:
+        yield
+    finally:
+        setattr(stats, name, getattr(stats, name) + now(device) - start)
+
+
+@dataclass
+class Stats:
+    """Of the last prompt and of what was generated from it.
+
+    tokens_per_layer: tokens that each decoder layer ran on in the prefill, text and padding included.
+    vision_tokens_per_layer: vision tokens among them, mean over the batch. vision_tokens: before any reduction.
+    kv_bytes_per_layer: the cache now, over the whole batch. Seconds: of the vision tower with its projector, of the
+    prefill without it, of all decoding steps, and of the method's own work, which is part of the prefill's.
+    """
+
+    batch: int = 0
+    images: int = 0
+    text_tokens: int = 0
+    vision_tokens: float = 0.0
+    tokens_per_layer: list[int] = field(default_factory=list)
+    vision_tokens_per_layer: list[float] = field(default_factory=list)
+    kv_bytes_per_layer: list[int] = field(default_factory=list)
+    vision_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    decode_steps: int = 0
+    overhead_seconds: float = 0.0
+
+    @property
+    def vision_tokens_average(self) -> float:
+        """Vision tokens on layer average: what papers call retained tokens."""
+        return sum(self.vision_tokens_per_layer) / max(1, len(self.vision_tokens_per_layer))
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the whole cache."""
+        return sum(self.kv_bytes_per_layer)
+
+    @property
+    def decode_tokens_per_second(self) -> float | None:
+        """Tokens a second of the decoding steps, over the whole batch; None where there were none."""
+        return self.batch * self.decode_steps / self.decode_seconds if self.decode_seconds else None
+
+    def count_cache(self, cache: object) -> None:
+        """Note how many bytes each layer of the cache holds."""
+        layers = [(layer.keys, layer.values) for layer in getattr(cache, "layers", ())]
+        self.kv_bytes_per_layer = [k.nbytes + v.nbytes if k is not None else 0 for k, v in layers]

@@ -1,0 +1,32 @@
+"""PyramidDrop: Accelerating LVLMs via Pyramid Visual Redundancy Reduction (arXiv 2410.17247). Imports core only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from tokensieve.core.view import TokenView
+from tokensieve.methods.base import Selector
+
+__all__ = ["PyramidDrop"]
+
+
+@dataclass(kw_only=True)
+class PyramidDrop(Selector):
+    """Cut at a quarter, a half and three quarters of the language model, by the same share each time.
+
+    The paper's 8 / 16 / 24 of 32 layers keep 50 / 25 / 12.5 %: keep=0.125. Scored by the attention of the prompt's last
+    token in the layer before the cut.
+    """
+
+    schedule: ClassVar[str] = "geometric"
+    stages: ClassVar[tuple[str, ...]] = ("decoder",)
+    reads_attention: ClassVar[bool] = True
+
+    def layers(self, depth: int) -> tuple[int, ...]:
+        return tuple(sorted({max(1, depth * quarter // 4) for quarter in (1, 2, 3)} & set(range(1, depth))))
+
+    def score(self, view: TokenView, keep: int) -> Tensor:
+        return view.attention_from_last()
