@@ -17,6 +17,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add("--each", type=int, default=3, metavar="N", help="questions of each kind about an image (default: 3)")
     add("--lr", type=float, default=1e-3, help="of the steps with questions (default: 0.001)")
     add("--every", type=int, default=200, metavar="S", help="steps between judgements (default: 200)")
+    add("--blind", action="store_true", help="never show the decoder an image: what the wording alone gives away")
     add("--seed", type=int, default=0, metavar="S", help="(default: 0)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
     add("--resume", action="store_true", help="go on where an interrupted run of the same settings left its checkpoint")
@@ -39,8 +40,8 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(args.threads)
     folder = args.output or cache_folder() / "vlm-base"
     config = BaseConfig(
-        seed=args.seed, tower_steps=args.tower_steps, tower_batch=args.tower_batch, steps=args.steps, batch=args.batch_size, each=args.each,
-        lr=args.lr, every=args.every,
+        seed=args.seed, tower_steps=args.tower_steps, tower_batch=args.tower_batch, steps=args.steps,
+        batch=args.batch_size, each=args.each, lr=args.lr, every=args.every, blind=args.blind,
     )  # fmt: skip
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -19,23 +19,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tokensieve.errors import OptionError
+from tokensieve.results.record import new_record, write_record
 from tokensieve.tasks.vlm.packing import Words
 from tokensieve.tasks.vlm.processor import build_processor
 from tokensieve.tasks.vlm.scenes import Scenes, make_scenes
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava, image_tensor
-from tokensieve.tasks.vlm.teach import TowerTeacher, answer_logits, answer_loss, draw_pack, judge_answers
+from tokensieve.tasks.vlm.teach import TowerTeacher, answer_logits, answer_loss, blind_level, draw_pack, judge_answers
 from tokensieve.training import FitConfig, Step, Validation, fit
 from tokensieve.training.checkpoint import save_tensors
 
-__all__ = ["BaseConfig", "DecoderTask", "TowerTask", "save_small_llava", "train_base"]
+__all__ = ["BaseConfig", "DecoderTask", "TowerTask", "final_judgement", "save_small_llava", "train_base"]
 
-_JUDGED = 1_000_000  # seeds of the scenes that judge lie beyond any step's
+_JUDGED, _FINAL = 1_000_000, 1_500_000  # seeds of the scenes that judge lie beyond any step's
 
 
 @dataclass(frozen=True)
 class BaseConfig:
     """The recipe. each: questions of each kind about one image. terse_until: share of the decoder's steps with terse
-    wordings; from `terse_until` they give way to natural ones. judge: held-out images for each judgement.
+    wordings; from then on they give way to natural ones. judge: held-out images for each judgement; final: for the
+    last. blind: never show the decoder an image, to see what the wording alone gives away.
     """
 
     sizes: SmallSizes = field(default_factory=SmallSizes)
@@ -51,10 +53,21 @@ class BaseConfig:
     judge: int = 128
     every: int = 200
     checkpoint_every: int = 100
+    final: int = 1000
     blind: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("tower_steps", "tower_batch", "steps", "batch", "each", "judge", "every", "checkpoint_every"):
+        for name in (
+            "tower_steps",
+            "tower_batch",
+            "steps",
+            "batch",
+            "each",
+            "judge",
+            "every",
+            "checkpoint_every",
+            "final",
+        ):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)}: at least 1")
         if not 0 <= self.terse_until <= 1:
@@ -185,7 +198,26 @@ def train_base(
         fit(task(config, model, words), settings, place, resume=resume and begun,  # type: ignore[arg-type]
             tell=tell, tick=lambda step, name=name: tick(name, step))  # fmt: skip
     save_small_llava(model, processor, folder / "model")
+    found = final_judgement(config, model, words)
+    for row in found:
+        tell(
+            ", ".join(
+                f"{name} {value if isinstance(value, str) else format(value, '.3f')}" for name, value in row.items()
+            )
+        )
+    write_record(
+        new_record("vlm-base", asdict(config), found, seed=config.seed, threads=torch.get_num_threads()),
+        folder / "record.json",
+    )
     return model
+
+
+def final_judgement(config: BaseConfig, model: Any, words: Words) -> list[dict[str, Any]]:
+    """Accuracy on held-out images that no judgement during training saw, beside what the wording alone gives away."""
+    scenes = make_scenes(config.final, _FINAL + config.seed, "test")
+    seen = judge_answers(model, scenes, words, (_FINAL,), 2, blind=config.blind)
+    common = blind_level(make_scenes(2 * config.final, _FINAL + config.seed, "train"), scenes, (_FINAL,))
+    return [{"who": "blind model" if config.blind else "model", **seen}, {"who": "commonest answer", **common}]
 
 
 def save_small_llava(model: Any, processor: Any, folder: Path) -> None:
