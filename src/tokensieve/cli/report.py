@@ -14,6 +14,7 @@ from tokensieve.core.budget import parse_keep
 from tokensieve.errors import TokensieveError
 from tokensieve.results.evals import read_evals
 from tokensieve.results.record import check_writable, write_whole
+from tokensieve.results.report.reid import is_reid
 from tokensieve.results.report.runs import budget, number
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def run(args: Namespace) -> int:
 
 def _pictures(runs: Sequence[Mapping[str, Any]], args: Namespace) -> Pictures | None:
     """What the runs' methods keep of the photos; nothing where no run reduced anything."""
-    requests = chosen(runs)
+    requests = chosen([run for run in runs if not is_reid(run)])  # those bring pictures of their own
     if not requests:
         return None
     from tokensieve.results.pictures import read_photo

@@ -103,7 +103,7 @@ def write_csv(places: Iterable[str | Path], path: str | Path) -> int:
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in result.items() if name not in ("metrics", "config")}
+    rest = {name: value for name, value in result.items() if name not in ("metrics", "config", "rows", "runs", "lists")}
     row = _flat({"model_fullname": f"{result['model']} {result['pretrained']}", **result["metrics"], **rest})
     return {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 

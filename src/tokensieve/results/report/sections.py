@@ -16,6 +16,7 @@ from tokensieve.results.pictures import COLOURS, Selection, draw_kept, draw_phot
 from tokensieve.results.report import charts, words
 from tokensieve.results.report import runs as r
 from tokensieve.results.report.page import render
+from tokensieve.results.report.reid import Reid
 from tokensieve.results.report.runs import Run
 
 __all__ = ["Commands", "Photo", "Pictures", "Plots", "Section", "Summary", "Table", "eval_sections"]
@@ -35,7 +36,9 @@ class Section(Protocol):
 
 def eval_sections(runs: Sequence[Run], pictures: Section | None = None) -> list[Section]:
     """The sections for results of `tokensieve eval`."""
-    sections: list[Section | None] = [Summary(runs), Plots(runs), pictures, Table(runs), Commands(runs)]
+    sections: list[Section | None] = [
+        Summary(runs), Plots(runs), pictures, Reid(runs), Table(runs), Commands(runs),
+    ]  # fmt: skip
     return [section for section in sections if section is not None]
 
 
