@@ -307,7 +307,7 @@ def _trained(optimiser: Any) -> list[nn.Parameter]:
 
 
 def _floats(scalars: Mapping[str, float | Tensor]) -> dict[str, float]:
-    return {name: float(value) for name, value in scalars.items()}
+    return {name: float(v.detach() if isinstance(v, Tensor) else v) for name, v in scalars.items()}
 
 
 def _all_processes(value: Any, processes: int) -> list[Any]:

@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -19,13 +17,14 @@ from tokensieve.errors import DataError
 from tokensieve.tasks.reid.config import ReidConfig
 from tokensieve.tasks.reid.data import ReidImages, ReidSet, Sample, load_set, split_validation
 from tokensieve.tasks.reid.evaluate import evaluate
+from tokensieve.tasks.reid.features import extract_all
 from tokensieve.tasks.reid.losses import ReidLoss
 from tokensieve.tasks.reid.model import ReidModel, save_model
 from tokensieve.tasks.reid.sampler import PKSampler
 from tokensieve.training import FitConfig, FitResult, Step, Validation, fit
 from tokensieve.training.distributed import rank, world_size
 
-__all__ = ["ReidTask", "build_task", "features_of", "fit_config", "plan", "train_reid"]
+__all__ = ["ReidTask", "build_task", "fit_config", "plan", "train_reid"]
 
 
 class ReidTask:
@@ -43,7 +42,10 @@ class ReidTask:
         self.model = ReidModel(
             config, self.size, data.modalities, identities, max(sample.camera for sample in everyone) + 1
         )
-        self.images = self._images(train, train=True)
+        self.images = ReidImages(
+            train, data.modalities, self.size, train=True, seed=config.SOLVER.SEED, mean=self.model.pixel_mean,
+            std=self.model.pixel_std,
+        )  # fmt: skip
         labels = [self.images.identities.index(sample.pid) for sample in train]
         self.sampler = PKSampler(
             labels,
@@ -57,13 +59,6 @@ class ReidTask:
         self.loss = ReidLoss(s.LABEL_SMOOTH, s.ID_LOSS_WEIGHT, s.TRIPLET_LOSS_WEIGHT)
         self.modules: dict[str, nn.Module] = {"model": self.model}
         self.optimisers: dict[str, torch.optim.Optimizer] = {"reid": self._optimiser()}
-
-    def _images(self, samples: Sequence[Sample], *, train: bool) -> ReidImages:
-        m = self.model
-        return ReidImages(
-            samples, self.data.modalities, self.size, train=train, seed=self.config.SOLVER.SEED, mean=m.pixel_mean,
-            std=m.pixel_std,
-        )  # fmt: skip
 
     def _optimiser(self) -> torch.optim.Optimizer:
         s = self.config.SOLVER
@@ -92,17 +87,13 @@ class ReidTask:
 
     def validate(self) -> Validation:
         """mAP on the identities that were held back from training; never on query and gallery."""
-        gallery = self._features(self.val_gallery)
-        place = {id(sample): i for i, sample in enumerate(self.val_gallery)}
-        query = gallery[[place[id(sample)] for sample in self.val_query]]  # the gallery holds them too
+        splits = {"query": self.val_query, "gallery": self.val_gallery}
+        features = extract_all(self.model, splits, batch_size=self.config.TEST.IMS_PER_BATCH)
         metrics = evaluate(
-            query, *_pids_and_cameras(self.val_query, self.data.by_scene),
-            gallery, *_pids_and_cameras(self.val_gallery, self.data.by_scene),
+            features["query"], *_pids_and_places(self.val_query, self.data.by_scene),
+            features["gallery"], *_pids_and_places(self.val_gallery, self.data.by_scene),
         )  # fmt: skip
         return Validation(metrics.map, {"mAP": metrics.map, "R1": metrics.cmc1})
-
-    def _features(self, samples: Sequence[Sample]) -> NDArray[np.float32]:
-        return features_of(self.model, self._images(samples, train=False), self.config.TEST.IMS_PER_BATCH)
 
     def facts(self) -> dict[str, Any]:
         config = self.config.model_dump(exclude={"OUTPUT_DIR": True, "DATALOADER": {"NUM_WORKERS"}, "TEST": True})
@@ -114,20 +105,8 @@ class ReidTask:
         save_model(self.model, path)
 
 
-@torch.no_grad()
-def features_of(model: ReidModel, images: ReidImages, batch_size: int) -> NDArray[np.float32]:
-    """(images, M * D) features before the BNNeck, in the images' order."""
-    device = next(model.parameters()).device
-    found = []
-    for batch in DataLoader(images, batch_size=batch_size, generator=torch.Generator()):
-        pixels = {name: x.to(device) for name, x in batch["images"].items()}
-        present = {name: x.to(device) for name, x in batch["present"].items()}
-        found.append(model(pixels, batch["camera"].to(device), present).feature.float().cpu())
-    features: NDArray[np.float32] = torch.cat(found).numpy()
-    return features
-
-
-def _pids_and_cameras(samples: Sequence[Sample], by_scene: bool) -> tuple[list[int], list[int]]:
+def _pids_and_places(samples: Sequence[Sample], by_scene: bool) -> tuple[list[int], list[int]]:
+    """Identities, and the cameras or scenes whose own matches do not count."""
     apart = [int(s.scene or 0) if by_scene else s.camera for s in samples]
     return [s.pid for s in samples], apart
 
