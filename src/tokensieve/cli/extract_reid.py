@@ -50,12 +50,12 @@ def run(args: Namespace) -> int:
     samples = scan_images(args.images, (args.modality,) if args.modality else model.modalities)
     if not samples:
         raise MissingMaterialError(f"no image in {', '.join(map(str, args.images))}")
+    features = extract(model, samples, flip=args.flip, after_neck=args.after_neck, batch_size=args.batch_size)
+    about = {"checkpoint": str(args.checkpoint), "flip": args.flip, "after_neck": args.after_neck}
+    save_features(args.output, table_of({"images": features}, {"images": samples}, model, False, about))
     lacking = Counter(name for sample in samples for name in model.modalities if name not in sample.paths)
     for name, count in lacking.items():
         note = f"{count} of {len(samples)} images have no {name}: their features are zero there"
         print(f"tokensieve: note: {note}", file=sys.stderr)
-    features = extract(model, samples, flip=args.flip, after_neck=args.after_neck, batch_size=args.batch_size)
-    about = {"checkpoint": str(args.checkpoint), "flip": args.flip, "after_neck": args.after_neck}
-    save_features(args.output, table_of({"images": features}, {"images": samples}, model, False, about))
     print(f"{args.output}: {len(samples)} images, features {features.shape[1]} wide, {' + '.join(model.modalities)}")
     return 0

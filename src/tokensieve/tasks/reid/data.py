@@ -226,8 +226,8 @@ class ReidImages(Dataset[dict[str, Any]]):
             return torch.zeros(3, height, width)
         try:
             image = sample.open(modality).resize((width, height), Image.Resampling.BILINEAR)
-        except (OSError, ValueError, SyntaxError) as error:
-            raise DataError(f"cannot read {sample.paths[modality]}: {error}") from None
+        except (OSError, ValueError, SyntaxError):
+            raise DataError(f"cannot read {sample.paths[modality]}: no image, or cut short") from None
         pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float().div_(255)
         pixels = (pixels - self.mean) / self.std
         return pixels if change is None else change.apply(pixels)
