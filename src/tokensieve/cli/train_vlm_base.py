@@ -10,12 +10,12 @@ ABOUT = "Train the small LLaVA (144 image tokens, 8 decoder layers) from nothing
 
 def add_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--tower_steps", type=int, default=3000, metavar="S", help="steps with patch labels (default: 3000)")
+    add("--tower_steps", type=int, default=1600, metavar="S", help="steps with patch labels (default: 1600)")
     add("--tower_batch", type=int, default=8, metavar="B", help="images a step with patch labels (default: 8)")
     add("--steps", type=int, default=6000, metavar="S", help="steps with questions (default: 6000)")
     add("--batch_size", type=int, default=8, metavar="B", help="images a step with questions (default: 8)")
     add("--each", type=int, default=3, metavar="N", help="questions of each kind about an image (default: 3)")
-    add("--lr", type=float, default=1e-3, help="of the steps with questions (default: 0.001)")
+    add("--lr", type=float, default=5e-3, help="of the steps with questions (default: 0.005)")
     add("--every", type=int, default=200, metavar="S", help="steps between judgements (default: 200)")
     add("--blind", action="store_true", help="never show the decoder an image: what the wording alone gives away")
     add("--seed", type=int, default=0, metavar="S", help="(default: 0)")

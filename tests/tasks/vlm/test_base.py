@@ -48,7 +48,7 @@ def test_a_finished_folder_or_another_recipe_is_not_overwritten(tmp_path: Path) 
     train_base(FEW, tmp_path)
     with pytest.raises(OptionError, match="--resume"):
         train_base(FEW, tmp_path)
-    with pytest.raises(OptionError, match=r"lr was 0\.001, is 0\.01"):
+    with pytest.raises(OptionError, match=r"lr was 0\.005, is 0\.01"):
         train_base(dataclasses.replace(FEW, lr=0.01), tmp_path, resume=True)
 
 

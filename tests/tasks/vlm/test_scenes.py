@@ -18,8 +18,8 @@ from tokensieve.tasks.vlm.scenes import (
 )
 
 NAMED = {
-    "red": (215, 40, 40), "green": (40, 175, 60), "blue": (45, 75, 225), "yellow": (230, 205, 45),
-    "purple": (165, 50, 190), "cyan": (50, 200, 215),
+    "red": (235, 50, 50), "green": (50, 200, 70), "blue": (60, 90, 250), "yellow": (240, 215, 50),
+    "purple": (190, 60, 215), "cyan": (60, 215, 230),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ training.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from tokensieve.errors import OptionError
 from tokensieve.results.record import new_record, write_record
+from tokensieve.tasks.vlm.muon import Muon
 from tokensieve.tasks.vlm.packing import Words
 from tokensieve.tasks.vlm.processor import build_processor
 from tokensieve.tasks.vlm.scenes import Scenes, make_scenes
@@ -42,13 +43,13 @@ class BaseConfig:
 
     sizes: SmallSizes = field(default_factory=SmallSizes)
     seed: int = 0
-    tower_steps: int = 3000
+    tower_steps: int = 1600
     tower_batch: int = 8
-    tower_lr: float = 2e-3
+    tower_lr: float = 8e-3
     steps: int = 6000
     batch: int = 8
     each: int = 3
-    lr: float = 1e-3
+    lr: float = 5e-3
     terse_until: float = 0.3
     judge: int = 128
     every: int = 200
@@ -89,10 +90,12 @@ class _SmallTask:
         self.optimisers: Mapping[str, Optimizer] = {}
         self.held_out = make_scenes(config.judge, _JUDGED + config.seed, "test")
 
-    def _adamw(self, parameters: list[nn.Parameter], lr: float) -> Optimizer:
-        matrices, rest = [p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim < 2]
-        groups = [{"params": matrices, "weight_decay": 0.02}, {"params": rest, "weight_decay": 0.0}]
-        return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.98))
+    def _optimiser(self, lr: float, taught: Callable[[str], bool], more: Iterable[nn.Parameter] = ()) -> Optimizer:
+        """For the model's parameters that a stage teaches, by name, and some of the stage's own."""
+        named = [(name, p) for name, p in self.model.named_parameters() if taught(name)]
+        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
+        return Muon(matrices, [*rest, *more], lr, lr / 2)
 
     def _scenes(self, count: int, step: int, crowded: bool = False) -> Scenes:
         return make_scenes(count, self.config.seed * 2 * _JUDGED + step, "train", crowded)
@@ -111,8 +114,10 @@ class TowerTask(_SmallTask):
         torch.manual_seed(config.seed)
         self.teacher = TowerTeacher(config.sizes.width, words.vocabulary)
         self.modules = {"model": model, "teacher": self.teacher}
-        taught = [p for name, p in model.named_parameters() if ".language_model.layers." not in name]
-        self.optimisers = {"tower": self._adamw([*taught, *self.teacher.parameters()], config.tower_lr)}
+        optimiser = self._optimiser(
+            config.tower_lr, lambda name: ".language_model.layers." not in name, self.teacher.parameters()
+        )
+        self.optimisers = {"tower": optimiser}
 
     def batches(self, start: int) -> Iterator[Scenes]:
         step = start
@@ -138,7 +143,7 @@ class DecoderTask(_SmallTask):
     def __init__(self, config: BaseConfig, model: Any, words: Words) -> None:
         super().__init__(config, model, words)
         model.model.vision_tower.requires_grad_(False)
-        self.optimisers = {"decoder": self._adamw([p for p in model.parameters() if p.requires_grad], config.lr)}
+        self.optimisers = {"decoder": self._optimiser(config.lr, lambda name: ".vision_tower." not in name)}
 
     def terse(self, step: int) -> float:
         """How often a question is terse: always, then ever less often, down to one in ten."""
@@ -191,7 +196,7 @@ def train_base(
         place = folder / name
         begun = (place / "checkpoints").is_dir() and any((place / "checkpoints").iterdir())
         settings = FitConfig(
-            steps=steps, warmup=min(steps, 100), validate_every=config.every, checkpoint_every=config.checkpoint_every,
+            steps=steps, warmup=min(steps, 50), validate_every=config.every, checkpoint_every=config.checkpoint_every,
             seed=config.seed, device="cpu",
         )  # fmt: skip
         tell(f"{name}: {steps} steps")

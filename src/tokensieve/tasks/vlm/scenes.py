@@ -43,7 +43,7 @@ PLACES = (
     "top-left", "top", "top-right", "left", "centre", "right", "bottom-left", "bottom", "bottom-right",
 )  # fmt: skip
 _RGB = np.array(
-    [[215, 40, 40], [40, 175, 60], [45, 75, 225], [230, 205, 45], [165, 50, 190], [50, 200, 215]], dtype=np.float32
+    [[235, 50, 50], [50, 200, 70], [60, 90, 250], [240, 215, 50], [190, 60, 215], [60, 215, 230]], dtype=np.float32
 )
 _NOTHING, _OBJECT, _DIGIT = 0, 1, 2
 _COVERED = 0.12  # share of a patch that a thing must cover to be its label
@@ -234,13 +234,13 @@ def _paint(rng: np.random.Generator, kind: np.ndarray, colour: np.ndarray, cover
 
 
 def _clutter(rng: np.random.Generator, count: int) -> np.ndarray:
-    """(B, 96, 96, 3) float32: a gradient between two dull colours, a blotchy texture, grey strokes."""
-    ends = (rng.uniform(70, 160, (2, count, 1, 1, 1)) + rng.uniform(-22, 22, (2, count, 1, 1, 3))).astype(np.float32)
+    """(B, 96, 96, 3) float32: a gradient between two dark colours, a blotchy texture, grey strokes."""
+    ends = (rng.uniform(30, 90, (2, count, 1, 1, 1)) + rng.uniform(-15, 15, (2, count, 1, 1, 3))).astype(np.float32)
     angle = rng.uniform(0, 2 * np.pi, (count, 1, 1)).astype(np.float32)
     line = np.linspace(-0.5, 0.5, SIDE, dtype=np.float32)
     along = np.cos(angle) * line[None, None, :] + (np.sin(angle) * line[None, :, None] + 0.5)
     canvas = along[..., None] * (ends[1] - ends[0]) + ends[0]
-    blotches = rng.uniform(-22, 22, (count, GRID * 2, 1, GRID * 2, 1, 1)).astype(np.float32)
+    blotches = rng.uniform(-18, 18, (count, GRID * 2, 1, GRID * 2, 1, 1)).astype(np.float32)
     cells = canvas.reshape(count, GRID * 2, 4, GRID * 2, 4, 3)
     cells += blotches
     _strokes(rng, canvas)
@@ -250,7 +250,7 @@ def _clutter(rng: np.random.Generator, count: int) -> np.ndarray:
 def _strokes(rng: np.random.Generator, canvas: np.ndarray) -> None:
     """Draw six grey straight strokes into each image, in place; soft, one to two pixels wide, 8 to 30 long."""
     for image in canvas:
-        for x, y, angle, length, grey in rng.uniform((0, 0, 0, 8, 30), (SIDE, SIDE, 2 * np.pi, 30, 205), (6, 5)):
+        for x, y, angle, length, grey in rng.uniform((0, 0, 0, 8, 0), (SIDE, SIDE, 2 * np.pi, 30, 150), (6, 5)):
             cos, sin = np.cos(angle), np.sin(angle)
             left, right = sorted((x, x + length * cos))
             top, bottom = sorted((y, y + length * sin))
