@@ -61,6 +61,9 @@ def _parser() -> Parser:
     add("--rerank", action="store_true", help="k-reciprocal re-ranking as well")
     add("--flip", action="store_true", help="average the features of each image and its mirror image")
     add("--after_neck", action="store_true", help="compare the features after the BNNeck (default: before it)")
+    add(
+        "--no_cameras", action="store_true", help="do not tell the model which camera saw an image, as for unknown ones"
+    )
     add("--missing", default="", metavar="LIST", help="modalities to leave out, in query and gallery alike: "
         "r, n, t, rn, rt, nt, several as r,rn; all: each of them")  # fmt: skip
     add("--lists", type=int, default=6, metavar="N", help="ranked lists for the report, worst to best (default: 6)")
@@ -81,7 +84,9 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
     from tokensieve.tasks.reid.runs import EvalOptions, evaluate_checkpoints, evaluate_features
 
     names = ("data", "layout", "rerank", "flip", "after_neck", "missing", "lists", "batch_size", "workers")
-    options = EvalOptions(**{name: getattr(args, name) for name in names}, skip_broken=args.skip_broken)
+    options = EvalOptions(
+        **{name: getattr(args, name) for name in names}, cameras=not args.no_cameras, skip_broken=args.skip_broken
+    )
     if args.features:
         return evaluate_features(args.features, options, command=command)
     if args.export:

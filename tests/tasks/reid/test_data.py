@@ -287,6 +287,23 @@ def test_a_file_that_breaks_later_is_named(coloured: list[Sample]) -> None:
         ReidImages(coloured, ("rgb", "tir"), (32, 16), train=False)[1]
 
 
+def test_sixteen_bits_are_scaled_and_photos_turned(tmp_path: Path) -> None:
+    warm = np.array([[0, 257 * 40], [257 * 200, 65535]], dtype=np.uint16)
+    Image.fromarray(warm).save(tmp_path / "warm.png")
+    sample = Sample({"tir": tmp_path / "warm.png", "rgb": tmp_path / "turned.jpg"}, 1, 0, None, "x")
+    assert np.asarray(sample.open("tir"))[..., 0].tolist() == [[0, 40], [200, 255]]
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a phone held upright
+    Image.new("RGB", (40, 20)).save(tmp_path / "turned.jpg", exif=exif)
+    assert sample.open("rgb").size == (20, 40)
+
+
+def test_folders_without_images_are_no_modality(tmp_path: Path) -> None:
+    (plain(tmp_path) / "train" / "labels").mkdir()
+    (tmp_path / "train" / "labels" / "list.txt").write_text("1")
+    assert load_set("folder", tmp_path).modalities == ("rgb", "depth")
+
+
 def people(count: int, cameras: int = 3, images: int = 2) -> list[Sample]:
     return [Sample({}, p, c, None, f"{p}_{c}_{k}") for p in range(count) for c in range(cameras) for k in range(images)]
 

@@ -185,6 +185,17 @@ def test_wrong_command_lines_are_one_line(
     assert 'Did you mean "reid"' in refused(capsys, "eval", "ried")
 
 
+def test_cameras_that_the_model_does_not_know(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "three"
+    flags = ["--identities", "6", "--cameras", "3", "--images", "2", "--test_share", "0.5"]
+    assert main(["data", "reid-synthetic", *flags, "-o", str(root)]) == 0
+    assert "camera 2" in refused(capsys, "eval", "reid", "--checkpoint", checkpoint, "--data", root)
+    found = result(tmp_path, "--checkpoint", checkpoint, "--data", root, "--no_cameras")
+    assert (found["queries"], found["option_no_cameras"]) == (18, True)
+
+
 def test_a_broken_set_is_found_before_anything_runs(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -133,7 +133,8 @@ def _seen_twice(layout: Layout, train: list[Sample]) -> tuple[list[Sample], list
     alone = {pid for pid, own in groups.items()
              if len(own) < 2 or (not layout.by_scene and len({s.camera for s in own}) < 2)}  # fmt: skip
     folder = layout.splits["train"]
-    problems = [Problem(f"{folder}: identity {pid}, {groups[pid][0].name}", "seen by one camera") for pid in alone]
+    reason = "one image only" if layout.by_scene else "seen by one camera"
+    problems = [Problem(f"{folder}: identity {pid}, {groups[pid][0].name}", reason) for pid in sorted(alone)]
     return [s for s in train if s.pid not in alone], problems
 
 

@@ -119,6 +119,7 @@ def extract(
     missing: Sequence[str] = (),
     flip: bool = False,
     after_neck: bool = False,
+    cameras: bool = True,
     batch_size: int = 64,
     workers: int = 0,
     tick: Callable[[int], None] = lambda images: None,
@@ -126,21 +127,21 @@ def extract(
     """(N, M * D) features in the samples' order.
 
     missing: modalities to leave out of all samples; their blocks are zero. flip: the mean of the features of the image
-    and of its mirror image. after_neck: the embedding after the BNNeck. Cameras are told to the model where all are
+    and of its mirror image. after_neck: the embedding after the BNNeck. cameras: tell them to the model, where all are
     known (0 or more). tick: with the number of images, after each batch.
     """
     names = _left(model, missing)
     device = next(model.parameters()).device
     images = ReidImages(samples, names, model.size, train=False, mean=model.pixel_mean, std=model.pixel_std)
-    known = all(sample.camera >= 0 for sample in samples)
+    known = cameras and all(sample.camera >= 0 for sample in samples)
     found = np.zeros((len(samples), model.neck.norm.num_features), dtype=np.float32)
     for batch in DataLoader(images, batch_size, num_workers=workers, generator=torch.Generator()):
         pixels = {name: x.to(device) for name, x in batch["images"].items()}
         present = {name: x.to(device) for name, x in batch["present"].items()}
-        cameras = batch["camera"].to(device) if known else None
-        outs = [model(pixels, cameras, present)]
+        seen_by = batch["camera"].to(device) if known else None
+        outs = [model(pixels, seen_by, present)]
         if flip:
-            outs.append(model({name: x.flip(-1) for name, x in pixels.items()}, cameras, present))
+            outs.append(model({name: x.flip(-1) for name, x in pixels.items()}, seen_by, present))
         feature = torch.stack([out.embedding if after_neck else out.feature for out in outs]).float().mean(dim=0)
         found[batch["index"].numpy()] = feature.cpu().numpy()
         tick(len(batch["index"]))
@@ -162,7 +163,7 @@ def extract_all(
 
 
 @torch.inference_mode()
-def selected(model: ReidModel, samples: Sequence[Sample]) -> list[dict[str, list[int]]]:
+def selected(model: ReidModel, samples: Sequence[Sample], *, cameras: bool = True) -> list[dict[str, list[int]]]:
     """For each sample: modality -> the patches that were selected of it, row by row of the grid; {} where none are."""
     images = ReidImages(samples, model.modalities, model.size, train=False, mean=model.pixel_mean, std=model.pixel_std)
     device = next(model.parameters()).device
@@ -170,8 +171,8 @@ def selected(model: ReidModel, samples: Sequence[Sample]) -> list[dict[str, list
     for i in range(len(samples)):
         item = images[i]
         pixels = {name: x[None].to(device) for name, x in item["images"].items() if item["present"][name]}
-        cameras = torch.tensor([item["camera"]], device=device) if item["camera"] >= 0 else None
-        selections = model(pixels, cameras).selections
+        seen_by = torch.tensor([item["camera"]], device=device) if cameras and item["camera"] >= 0 else None
+        selections = model(pixels, seen_by).selections
         found.append({name: reduction.keep[0].tolist() for name, reduction in selections.items()})
     return found
 

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from PIL import Image
+import numpy as np
+from PIL import Image, ImageOps
 
 from tokensieve.errors import DataError, UnknownNameError, nearest
 
@@ -59,9 +60,9 @@ class Sample:
         return k * width // n, 0, (k + 1) * width // n, height
 
     def open(self, modality: str) -> Image.Image:
-        """The image of one modality, RGB. An unreadable file is an OSError of PIL's."""
+        """The image of one modality, RGB, turned as its camera says. An unreadable file is an OSError of PIL's."""
         with Image.open(self.paths[modality]) as image:
-            whole = image.convert("RGB")
+            whole = _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
         return whole.crop(self.crop_box(modality, whole.size)) if modality in self.parts else whole
 
 
@@ -149,6 +150,14 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Thermal cameras write 16 bits, which PIL would cut off at 255 instead of scaling."""
+    if not image.mode.startswith("I"):
+        return image
+    counts = np.asarray(image).astype(np.float64).clip(0, 65535)
+    return Image.fromarray((counts / 257).round().astype(np.uint8))
+
+
 def layout_named(name: str) -> Layout:
     if name not in LAYOUTS:
         raise UnknownNameError(f"unknown layout {name!r}.{nearest(name, LAYOUTS)}")
@@ -162,11 +171,12 @@ def scan(layout: Layout, root: Path) -> tuple[tuple[str, ...], dict[str, Found]]
     base = root / "rgbir" if layout.name == "rgbnt100" and (root / "rgbir").is_dir() else root
     folders = _split_folders(layout, base)
     if layout.name == "folder":
-        modalities = tuple(sorted({p.name for folder in folders.values() for p in _subfolders(folder)}, key=_order))
+        named = {p.name for folder in folders.values() for p in _subfolders(folder) if _images(p)}
+        modalities = tuple(sorted(named, key=_order))
     else:
         modalities = THREE
     if not modalities:
-        raise DataError(f"{root}: no modality folder, as {root}/train/rgb, in it")
+        raise DataError(f"{root}: no modality folder with images, as {root}/train/rgb, in it")
     found: dict[Path, Found] = {}
     for folder in folders.values():
         if folder not in found:

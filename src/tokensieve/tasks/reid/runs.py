@@ -52,6 +52,7 @@ class EvalOptions:
     rerank: bool = False
     flip: bool = False
     after_neck: bool = False
+    cameras: bool = True
     missing: str = ""
     lists: int = 6
     batch_size: int = 64
@@ -162,7 +163,7 @@ def _measured(
     for one, gap in itertools.product(loaded, gaps):
         model = one.model.to(device)
         features = extract_all(
-            model, splits, missing=gap, flip=options.flip, after_neck=options.after_neck,
+            model, splits, missing=gap, flip=options.flip, after_neck=options.after_neck, cameras=options.cameras,
             batch_size=options.batch_size, workers=options.workers, tick=tick,
         )  # fmt: skip
         table = table_of(features, splits, model, reid.by_scene, _about(one, root, reid, options))
@@ -172,7 +173,7 @@ def _measured(
             ranking = table.rank(rerank=rerank, top=0 if gap else TOP)
             found.setdefault((gap, rerank), []).append(ranking.metrics)
             if one is loaded[0] and not gap and rerank == options.rerank:
-                lists = _lists(ranking, reid, model, root, options.lists)
+                lists = _lists(ranking, reid, model, root, options)
     return found, lists
 
 
@@ -241,12 +242,12 @@ def _rows(found: Found, modalities: Sequence[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _lists(ranking: Ranking, reid: ReidSet, model: ReidModel, root: Path, count: int) -> list[dict[str, Any]]:
+def _lists(ranking: Ranking, reid: ReidSet, model: ReidModel, root: Path, options: EvalOptions) -> list[dict[str, Any]]:
     """Ranked lists of some queries, from the worst average precision to the best, evenly spread."""
     order = [int(i) for i in np.argsort(ranking.precision, kind="stable") if not math.isnan(ranking.precision[i])]
-    places = np.linspace(0, len(order) - 1, min(count, len(order))).round().astype(int)
-    queries = [order[place] for place in dict.fromkeys(places.tolist())] if count else []
-    kept = selected(model, [reid.query[i] for i in queries])
+    places = np.linspace(0, len(order) - 1, min(options.lists, len(order))).round().astype(int)
+    queries = [order[place] for place in dict.fromkeys(places.tolist())]
+    kept = selected(model, [reid.query[i] for i in queries], cameras=options.cameras)
     found = []
     for query, patches in zip(queries, kept, strict=True):
         ranked = ranking.lists[query]
@@ -324,7 +325,8 @@ def _cost(model: ReidModel) -> dict[str, Any]:
 def _settings(options: EvalOptions, loaded: Sequence[_Loaded]) -> dict[str, Any]:
     """Settings the table shows; options that were not given are left out."""
     m = loaded[0].config.MODEL
-    given = {"rerank": options.rerank, "flip": options.flip, "after_neck": options.after_neck}
+    given = {"rerank": options.rerank, "flip": options.flip, "after_neck": options.after_neck,
+             "no_cameras": not options.cameras}  # fmt: skip
     found: dict[str, Any] = {f"option_{name}": True for name, value in given.items() if value}
     if loaded[0].model.compressor is not None and m.SELECTION == "sdtps":
         found |= {"option_formula": m.SDTPS_FORMULA, "option_beta": m.SDTPS_BETA}
