@@ -75,7 +75,8 @@ def _naive(view, b, block, keep, networks, weight):
         price[i] = distance * share[i].item() ** weight * change.exp().item()
     gone = sorted(price, key=lambda i: price[i])[: n - keep]
     stay = [i for i in range(n) if i not in gone]
-    return stay, {i: max(stay, key=lambda j: alike(i, j)) for i in gone}
+    better = {i: [j for j in stay if importance[j] > importance[i]] for i in gone}
+    return stay, {i: max(better[i], key=lambda j: alike(i, j)) for i in gone}
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -8,7 +8,7 @@ from tokensieve.errors import OptionError
 from tokensieve.methods.sieve import SieveMethod
 
 
-def _view(seed, n=14, heads=2, prefix=1, size=None):
+def _view(seed, n=14, heads=4, prefix=1, size=None):
     g = torch.Generator().manual_seed(seed)
     length, d = prefix + n, 4
     q, k = (torch.randn(2, heads, length, d, generator=g) for _ in range(2))
@@ -16,17 +16,19 @@ def _view(seed, n=14, heads=2, prefix=1, size=None):
     return TokenView(x, q, k, scale=d**-0.5, prefix=prefix, has_cls=prefix > 0, size=size)
 
 
-def _naive(view, b, keep, weight):
+def _naive(view, b, keep, weight, parts):
     """Indices kept, and where each dropped patch goes, by plain loops."""
     n, p, heads = view.n, view.prefix, view.k.shape[1]
     importance = view.importance()[b].tolist()
     mean = sum(importance) / n
 
     def alike(i, j):
-        cosines = [
-            torch.cosine_similarity(view.k[b, h, p + i], view.k[b, h, p + j], dim=0).item() for h in range(heads)
-        ]
-        return sum(cosines) / heads
+        cosines = []
+        for g in range(parts):
+            group = range(g * heads // parts, (g + 1) * heads // parts)
+            one, two = (sum(view.k[b, h, p + t] for h in group) for t in (i, j))
+            cosines.append(torch.cosine_similarity(one, two, dim=0).item())
+        return sum(cosines) / parts
 
     r = n - keep
     ranked = sorted(range(n), key=lambda i: -importance[i])
@@ -36,17 +38,18 @@ def _naive(view, b, keep, weight):
         price[i] = (1 - max(alike(i, j) for j in better)) * (importance[i] / mean) ** weight
     gone = sorted(price, key=lambda i: price[i])[:r]
     stay = [i for i in range(n) if i not in gone]
-    return stay, {i: max(stay, key=lambda j: alike(i, j)) for i in gone}
+    better = {i: [j for j in stay if importance[j] > importance[i]] for i in gone}
+    return stay, {i: max(better[i], key=lambda j: alike(i, j)) for i in gone}
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("keep", [13, 10, 5, 1])
-@pytest.mark.parametrize("weight", [0.0, 0.35, 1.0])
-def test_against_loops(seed, keep, weight):
+@pytest.mark.parametrize(("weight", "parts"), [(0.0, 2), (0.35, 1), (0.35, 4), (1.0, 2)])
+def test_against_loops(seed, keep, weight, parts):
     view = _view(seed, prefix=seed % 3)
-    result = SieveMethod(weight=weight).reduce(view, keep)
+    result = SieveMethod(weight=weight, parts=parts).reduce(view, keep)
     for b in range(2):
-        stay, target = _naive(view, b, keep, weight)
+        stay, target = _naive(view, b, keep, weight, parts)
         assert result.keep[b].tolist() == stay
         found = {i: stay[s] for i, s in zip(result.drop[b].tolist(), result.into[b].tolist(), strict=True)}
         assert found == target
@@ -67,6 +70,14 @@ def test_scores_rank_the_dropped_last():
         stay = result.scores[b, result.keep[b]]
         assert gone.max() <= stay.min()
         assert torch.isfinite(result.scores[b]).all()
+
+
+def test_parts_that_do_not_divide_the_heads_are_lowered():
+    view = _view(3)
+    three, two = (SieveMethod(parts=parts).reduce(view, 7) for parts in (3, 2))
+    assert torch.equal(three.keep, two.keep)
+    with pytest.raises(OptionError, match="parts=0"):
+        SieveMethod(parts=0)
 
 
 def test_the_weight_matters_and_is_checked():

@@ -51,7 +51,8 @@ class SoftRun(Run):
         # every patch as far as it does not stay, and every ghost, goes where it is most alike
         staying = F.pad(gate, (0, state.made))
         mass = (1.0 - staying) * exists * size
-        into = self.targets(unit_keys(k.detach()[:, :, prefix:]), reduction)
+        rows = k.detach()[:, :, prefix:].transpose(1, 2).flatten(2)
+        into = self.targets(unit_keys(rows, k.shape[1], parts=self.attachment.method.parts), reduction)
         kept, kept_size = fold_masses(
             take_tokens(rest, reduction.keep), size.gather(1, reduction.keep), rest, mass, into
         )

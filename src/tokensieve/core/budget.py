@@ -12,7 +12,7 @@ from tokensieve.errors import BudgetError, OptionError, nearest
 __all__ = ["SCHEDULES", "Keep", "average_of", "counts_for", "counts_for_average", "parse_keep", "target_count"]
 
 Keep = int | float | Sequence[int | float]
-SCHEDULES = ("constant", "linear", "geometric")
+SCHEDULES = ("constant", "linear", "geometric", "early")
 
 
 def parse_keep(text: str) -> int | float | list[int | float]:
@@ -54,7 +54,8 @@ def counts_for(
     """Patches remaining after each of `blocks` reducing blocks, non-increasing, the last one what `keep` asks for.
 
     schedule: "constant" removes equally many at each block (rounding carried on), "linear" removes most at the first
-    and linearly fewer at each later one, "geometric" removes the same share at each. Ignored where `keep` is a list.
+    and linearly fewer at each later one, "geometric" removes the same share at each, "early" larger shares first (the
+    exponent of geometric grows with the 0.8th power of the depth: for deep cuts). Ignored where `keep` is a list.
     floor: the fewest patches that one reduction of n can leave. Where a schedule would ask for more at one block than
     that, the excess moves to other blocks; where no schedule can do it, BudgetError gives the floor.
     """
@@ -101,7 +102,8 @@ def _spread(n: int, blocks: int, end: int, schedule: str) -> list[int]:
             sofar += blocks - i
             counts.append(n - gone * sofar // total)
         return counts
-    return [round(n * (end / n) ** ((i + 1) / blocks)) for i in range(blocks)]
+    power = 0.8 if schedule == "early" else 1.0
+    return [round(n * (end / n) ** (((i + 1) / blocks) ** power)) for i in range(blocks)]
 
 
 def _listed(n: int, blocks: int, keep: Sequence[int | float]) -> list[int]:

@@ -9,23 +9,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Reduction", "complement", "take_tokens"]
+__all__ = ["Reduction", "complement", "first_rows", "take_tokens"]
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` (B, K) of x (B, L, D) -> (B, K, D). Copies rows; `torch.gather` reads an index a value."""
     batch, length, width = x.shape
-    rows = index + torch.arange(batch, device=x.device).unsqueeze(1) * length
+    rows = index + first_rows(batch, length, x.device)
     return x.reshape(batch * length, width).index_select(0, rows.flatten()).view(batch, -1, width)
+
+
+def first_rows(batch: int, length: int, device: torch.device) -> Tensor:
+    """(B, 1) where each image begins in the B * length rows of a batch laid end to end."""
+    return torch.arange(0, batch * length, length, device=device).unsqueeze(1)
 
 
 def complement(keep: Tensor, n: int) -> Tensor:
     """The indices of 0..n-1 that are not in keep (B, K) -> (B, n - K), ascending. Static shape, no loop over images."""
-    gone = torch.ones(keep.shape[0], n, dtype=torch.int64, device=keep.device).scatter(1, keep, 0)
-    # the dropped ones rank above the kept ones, and among themselves by position
-    rank = gone * (2 * n) - torch.arange(n, device=keep.device)
+    # n, n - 1, ... 1 by position, 0 for the kept ones: the highest are the others, in order
+    rank = torch.arange(n, 0, -1, device=keep.device).expand(keep.shape[0], -1).scatter(1, keep, 0)
     return rank.topk(n - keep.shape[1], dim=1).indices
 
 
@@ -59,11 +64,12 @@ class Reduction:
         n = length - prefix - made
         if self.into is not None and size is None:
             size = torch.ones(batch, n + made, dtype=torch.float32, device=x.device)
-        index = self._rows(batch, prefix, n, 0 if self.extra is not None else made)
+        stays = 0 if self.extra is not None else made
+        index = self._rows(batch, prefix, n, stays)
         out = take_tokens(x, index)
         new_size = None
         if size is not None:
-            new_size = size.gather(1, index[:, prefix:] - prefix)
+            new_size = size.gather(1, index[:, prefix:] - prefix if stays else self.keep)
             if self.into is not None:
                 out, new_size = self._fold(x, out, prefix, size, new_size)
         if self.extra is not None:
@@ -77,6 +83,8 @@ class Reduction:
 
     def _rows(self, batch: int, prefix: int, n: int, made: int) -> Tensor:
         """(B, P+K+M) rows of the full sequence that survive: the prefix, the kept patches, the tokens made earlier."""
+        if prefix == 1 and not made:
+            return F.pad(self.keep + 1, (1, 0))  # one operation where most towers are
         parts = [self.keep + prefix]
         if prefix:
             parts.insert(0, torch.arange(prefix, device=self.keep.device).expand(batch, -1))
@@ -91,13 +99,12 @@ class Reduction:
         batch, length, width = out.shape
         gone = size.gather(1, self.drop)
         total = kept.scatter_add(1, self.into, gone)
-        lead = torch.ones(batch, prefix, dtype=kept.dtype, device=kept.device)
-        acc = out * torch.cat([lead, kept], dim=1).unsqueeze(-1)  # float32 where x is half: sizes are
-        share = take_tokens(x, self.drop + prefix) * gone.unsqueeze(-1)
-        rows = self.into + prefix + torch.arange(batch, device=x.device).unsqueeze(1) * length
-        acc = acc.view(-1, width).index_add(0, rows.flatten(), share.view(-1, width)).view(batch, length, width)
-        out = acc / torch.cat([lead, total], dim=1).unsqueeze(-1)
-        return out.to(x.dtype), total
+        # float32 where x is half, as sizes are; one pass over what stays, one over what goes
+        acc = out * F.pad(kept / total, (prefix, 0), value=1.0).unsqueeze(-1)
+        share = take_tokens(x, self.drop + prefix) * (gone / total.gather(1, self.into)).unsqueeze(-1)
+        rows = self.into + (first_rows(batch, length, x.device) + prefix)
+        acc = acc.view(-1, width).index_add_(0, rows.flatten(), share.view(-1, width)).view(batch, length, width)
+        return acc.to(x.dtype), total
 
     def slots(self, n: int) -> Tensor:
         """(B, n): for each of the n patches the slot it ended in, -1 where it was dropped for good."""

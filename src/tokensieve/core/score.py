@@ -24,13 +24,13 @@ __all__ = [
 def query_attention(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """Attention of one query to every key, averaged over heads.
 
-    q: (B, H, d), k: (B, H, L, d), bias: (B, L). Returns (B, L), rows sum to 1. A product and a sum: on CPU three times
-    faster than a matmul, which first copies the strided keys.
+    q: (B, H, d), k: (B, H, L, d), bias: (B, L). Returns (B, L), rows sum to 1. A product and a sum in the order in which
+    the projection left the keys: on CPU faster than a matmul, which first copies them.
     """
-    logits = (q.unsqueeze(2) * k).sum(-1) * scale
+    logits = ((q * scale).unsqueeze(1) * k.transpose(1, 2)).sum(-1)  # (B, L, H)
     if bias is not None:
-        logits = logits + bias.unsqueeze(1)
-    return logits.float().softmax(dim=-1).mean(dim=1)
+        logits = logits + bias.unsqueeze(-1)
+    return logits.float().softmax(dim=1).mean(dim=-1)
 
 
 def attention_columns(q: Tensor, k: Tensor, j: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor) -> Tensor:
@@ -41,10 +41,11 @@ def attention_columns(q: Tensor, k: Tensor, j: Tensor, scale: float, bias: Tenso
     """
     heads, d = k.shape[1], k.shape[3]
     index = j[:, None, :, None].expand(-1, heads, -1, d)
-    logits = q @ k.gather(2, index).transpose(-1, -2) * scale
+    # few rows times many columns: narrow products are far faster this way round
+    logits = (k.gather(2, index) * scale) @ q.transpose(-1, -2)  # (B, H, J, N)
     if bias is not None:
-        logits = logits + bias.gather(1, j)[:, None, None, :]
-    return (logits.float() - log_sum.unsqueeze(-1)).exp().mean(dim=1)
+        logits = logits + bias.gather(1, j)[:, None, :, None]
+    return (logits.float() - log_sum.unsqueeze(2)).exp().mean(dim=1).transpose(1, 2)
 
 
 def attention_received(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor) -> Tensor:
@@ -70,7 +71,9 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 def diversity(x: Tensor, anchors: Tensor) -> Tensor:
     """1 - the largest cosine to any anchor. x: (B, N, D), anchors: (B, K, D). Returns (B, N), in [0, 2]."""
-    return 1.0 - cosine(x, anchors).amax(dim=-1)
+    eps = max(1e-12, torch.finfo(x.dtype).tiny)
+    nearest = (F.normalize(anchors, dim=-1, eps=eps) @ x.transpose(1, 2)).amax(dim=1)  # (B, N), times the length of x
+    return 1.0 - nearest / torch.linalg.vector_norm(x, dim=-1).clamp_min(eps)
 
 
 def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
@@ -87,35 +90,34 @@ def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
 
 
 def minmax(s: Tensor) -> Tensor:
-    """Scale each row of (B, N) to [0, 1]; 0.5 everywhere where a row is constant, rather than amplified noise."""
-    low, high = s.amin(dim=-1, keepdim=True), s.amax(dim=-1, keepdim=True)
+    """Scale each row of (..., N) to [0, 1]; 0.5 everywhere where a row is constant, rather than amplified noise."""
+    low, high = torch.aminmax(s, dim=-1, keepdim=True)
     span = high - low
-    flat = span <= 1e-6 * torch.maximum(low.abs(), high.abs())
-    return torch.where(flat, torch.full_like(s, 0.5), (s - low) / torch.where(flat, torch.ones_like(span), span))
+    flat = span <= 1e-6 * torch.maximum(-low, high)
+    return ((s - low) / span.masked_fill(flat, 1.0)).masked_fill(flat, 0.5)
 
 
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's bits, as a signed 64-bit integer
 
 
 def _scramble(h: Tensor) -> Tensor:
-    """A 64-bit mixer on int64 tensors (products wrap): neighbouring inputs give unrelated outputs."""
-    for shift in (30, 27, 31):
-        h = (h ^ ((h >> shift) & ((1 << (64 - shift)) - 1))) * _MIX
+    """A 64-bit mixer on int64 tensors (products wrap): neighbouring inputs give unrelated high bits."""
+    for shift in (30, 27):
+        h = (h ^ (h >> shift)) * _MIX  # invertible: no two inputs meet
     return h
 
 
 def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
     """One int64 an image from its tokens (B, L, D), the same whether the image comes alone or in a batch.
 
-    Kernels round differently for other batch sizes, so the hash reads coarse numbers only: the means of `groups`
-    channel groups in steps of a hundredth of the tokens' root mean square.
+    Kernels round differently for other batch sizes, so the hash reads coarse numbers only: the mean token, averaged
+    over `groups` parts of its channels, in steps of a hundredth of its root mean square.
     """
-    x = tokens.float()
-    rms = torch.linalg.vector_norm(x, dim=(1, 2)) / math.sqrt(x.shape[1] * x.shape[2])
-    means = F.adaptive_avg_pool1d(x.mean(dim=1, keepdim=True), groups).squeeze(1)
-    steps = (means / rms.clamp_min(1e-12).unsqueeze(1) * 100.0).round().to(torch.int64)
-    odd = torch.arange(1, groups + 1, device=x.device) * _MIX  # wraps: eight unrelated factors
-    return _scramble((steps * odd).sum(dim=1))
+    mean = F.normalize(tokens.mean(dim=1, keepdim=True, dtype=torch.float32), dim=2)  # (B, 1, D)
+    parts = F.adaptive_avg_pool1d(mean, groups).squeeze(1)
+    steps = (parts * (100.0 * math.sqrt(mean.shape[2]))).round().to(torch.int64)
+    odd = torch.arange(1, groups + 1, device=mean.device) * _MIX  # wraps: eight unrelated factors
+    return (steps * odd).sum(dim=1)
 
 
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:

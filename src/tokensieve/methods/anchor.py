@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tokensieve.core.reduction import take_tokens
@@ -61,10 +62,10 @@ class Anchor(Selector):
 
     def _scores(self, view: TokenView, chosen: Tensor) -> Tensor:
         importance = view.attention_to(chosen).mean(dim=-1)
-        diverse = diversity(view.x, take_tokens(view.x, chosen)).to(importance.dtype)
+        diverse = diversity(view.x, take_tokens(view.tokens, chosen + view.prefix)).to(importance.dtype)
         if self.normalize == "minmax":
-            importance, diverse = minmax(importance), minmax(diverse)
-        return self.alpha * importance + (1.0 - self.alpha) * diverse
+            importance, diverse = minmax(torch.stack([importance, diverse])).unbind(0)
+        return torch.lerp(diverse, importance, float(self.alpha))
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
         chosen = self.anchors(view, keep)

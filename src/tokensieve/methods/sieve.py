@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core.merge import slot_of
@@ -27,26 +26,30 @@ class SieveMethod(Method):
 
         price_i = (1 - max over j more important of cos(key_i, key_j)) * importance_i ** weight
 
-    with the cosine averaged over heads. The cheapest go, each averaged by size into the most similar patch that stays.
+    with the cosine averaged over groups of heads. The cheapest go, each averaged by size into the most similar patch
+    that is more important than itself and stays.
 
     Why this and not something else. *Redundancy*: like ToMe it merges what is alike, but any patch may merge into any
     better one; two alternating sets forbid half of the pairs and more than half of the tokens. *Importance*: an early
     error in a patch that CLS reads costs more than one elsewhere; a mild weight (0.35) does most of the good, a full
     one (1.0) harms. *Coverage*: a patch far from everything more important has a high price however unimportant it is;
-    that is the order in which max-min would pick, in one step instead of N. Keys are compared head by head: their mean
-    over heads, ToMe's space, loses some of what tells patches apart. The removal is geometric by default, the same
-    share at every block, which was best for ToMe too. Evidence: benchmarks/sieve.md.
+    that is the order in which max-min would pick, in one step instead of N. Keys are compared in `parts` groups of
+    heads: their mean over all heads, ToMe's space, loses some of what tells patches apart, and every head by itself
+    costs more time than it gives. The removal is geometric by default, the same share at every block, which was best
+    for ToMe too. Evidence: benchmarks/sieve.md.
 
     log(size) counts a little less than fully in later attention (0.85): the patches behind a merged token are alike,
     not equal, and its mean key draws more attention than they did one by one.
     """
 
     weight: float = 0.35
+    parts: int = 2
     proportional: float = 0.85
     schedule: ClassVar[str] = "geometric"
 
     def __post_init__(self) -> None:
         check(0.0 <= self.weight <= 2.0, "weight", self.weight, "the power of importance lies in [0, 2]")
+        check(isinstance(self.parts, int) and self.parts >= 1, "parts", self.parts, "at least 1 group of heads")
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         self.check_keep(view, keep)
@@ -56,8 +59,8 @@ class SieveMethod(Method):
         order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r), rank - 1
         rows = alike.gather(1, gone.unsqueeze(-1).expand(-1, -1, n))
-        left = torch.zeros_like(alike[:, 0]).scatter(1, gone + 1, float("-inf"))
-        target = (rows + left.unsqueeze(1)).argmax(dim=-1)  # by rank; never one that goes
+        left = torch.zeros_like(order, dtype=alike.dtype).scatter(1, gone + 1, -4.0)
+        target = (rows + left.unsqueeze(1)).argmax(dim=-1)  # by rank; the first always stays
         drop = order.gather(1, gone + 1)
         stay = complement(drop, n)
         paid = torch.cat([price.amax(dim=1, keepdim=True), price], dim=1)
@@ -68,12 +71,15 @@ class SieveMethod(Method):
         """What the choice is made by, the patches ordered by falling importance.
 
         Returns the order (B, N), cosines (B, N-1, N) and prices (B, N-1), both without the first, which never goes.
+        Cosines to patches that are less important are 8 lower, out of everyone's reach.
         """
         importance, order = view.importance().sort(dim=1, descending=True)
-        keys = take_tokens(unit_keys(view.k[:, :, view.prefix : view.prefix + view.n]), order)
-        alike = keys[:, 1:] @ keys.transpose(1, 2)
-        worse = torch.ones(alike.shape[1:], dtype=torch.bool, device=alike.device).triu(diagonal=1)
-        distance = (1.0 - alike.masked_fill(worse, -1.0).amax(dim=-1)).clamp_min(0.0)
+        # rows as the projection left them, all heads of a token side by side: taking them orders them in one pass
+        keys = take_tokens(view.k.transpose(1, 2).flatten(2), order + view.prefix)
+        keys = unit_keys(keys, view.k.shape[1], self.parts)
+        worse = torch.full((view.n - 1, view.n), -8.0, dtype=keys.dtype, device=keys.device).triu_(diagonal=1)
+        alike = (keys[:, 1:] @ keys.transpose(1, 2)).add_(worse)
+        distance = (1.0 - alike.amax(dim=-1)).clamp_min(0.0)
         share = importance / importance.mean(dim=1, keepdim=True)
         return order, alike, self.price(view, order[:, 1:], distance, share[:, 1:])
 
@@ -85,6 +91,13 @@ class SieveMethod(Method):
         return distance * share**self.weight
 
 
-def unit_keys(k: Tensor) -> Tensor:
-    """(B, H, N, d) -> (B, N, H * d), each head's part of length 1 / sqrt(H): products are mean cosines over heads."""
-    return F.normalize(k, dim=-1).transpose(1, 2).flatten(2) / math.sqrt(k.shape[1])
+def unit_keys(keys: Tensor, heads: int, parts: int) -> Tensor:
+    """(B, N, H * d) -> (B, N, G * d): means of neighbouring heads, each of length 1 / sqrt(G).
+
+    Products are cosines averaged over the G groups of heads. G: `parts`, or the next smaller number that divides H.
+    """
+    groups = next(g for g in range(min(parts, heads), 0, -1) if heads % g == 0)
+    split = keys.unflatten(2, (groups, heads // groups, -1))
+    mean = split.mean(dim=3) if groups < heads else split.squeeze(3)  # (B, N, G, d)
+    length = torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
+    return (mean / (length * math.sqrt(groups)).clamp_min(torch.finfo(keys.dtype).tiny)).flatten(2)
