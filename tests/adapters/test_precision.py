@@ -38,7 +38,7 @@ def test_a_fixed_selection_is_close_to_float32(family: str, dtype: torch.dtype, 
 
 
 @pytest.mark.parametrize("dtype", list(LOOSE))
-@pytest.mark.parametrize("name", [name for name in list_methods("encoder") if name != "learned"])  # needs a trained file
+@pytest.mark.parametrize("name", [name for name in list_methods("encoder") if name != "learned"])  # needs training
 def test_every_method_runs_in_half_precision(name: str, dtype: torch.dtype) -> None:
     for family in ("openclip", "openclip_timm_siglip"):
         tiny = tiny_model(family)

@@ -111,6 +111,10 @@ class VlmAttachment(Attachment):
         self.shapes = [shape] * self.depth
         self._counts: dict[tuple[int, int, int], dict[int, int]] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles are attached; what was seen last stays here."""
+        return self.__dict__ | {"last": None}
+
     @property
     def _decoder(self) -> list[nn.Module]:
         return list(self.blocks.children())

@@ -152,6 +152,7 @@ class SievedLlava:
             features = self._sieve_shortened(run, given, images, past_key_values)
             more = {}
         out = cast(nn.Module, super()).forward(past_key_values=past_key_values, **given, **more, sieve=run, **kwargs)
+        run.close()
         if features is not None and not isinstance(out, tuple):
             out.image_hidden_states = features.flatten(0, 1)
         if run.prefill and past_key_values is None:

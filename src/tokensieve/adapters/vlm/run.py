@@ -103,7 +103,7 @@ class Pass:
         self.prefill = False
         self.stretches: dict[int, Stretch] = {}
         self._embeds: Tensor | None = None
-        self._before: tuple[Any, Tensor, Rotary, Any] | None = None  # layer, its input, its rotation, the cache
+        self._before: dict[int, tuple[Any, Tensor, Rotary, Any]] = {}  # cut -> layer before, its input, rotation, cache
 
     @property
     def stats(self) -> Stats:
@@ -119,7 +119,7 @@ class Pass:
         self, index: int, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str
     ) -> tuple[Tensor, Stretch]:
         """Before layer `index`: cut if this is a place for it. The tokens that go on, and what belongs to them."""
-        if index == 0:
+        if index == 0 and not self.stretches:
             self._start(hidden, mask, rotary, cache)
         if index in self.attachment.at:
             hidden = self._turn(index, hidden, cache, kind)
@@ -131,7 +131,12 @@ class Pass:
     def leave(self, index: int, layer: Any, hidden: Tensor, cache: Any) -> None:
         """After layer `index`, which got `hidden`: what a cut right after it may want to see."""
         if index + 1 in self.attachment.at and self.layout.vision is not None:
-            self._before = (layer, hidden, self.stretch_of(index).rotary, cache)
+            self._before[index + 1] = (layer, hidden, self.stretch_of(index).rotary, cache)
+
+    def close(self) -> None:
+        """Let go of what only a cut, or a checkpointed layer's second run, may want to see."""
+        if not torch.is_grad_enabled():
+            self._before, self._embeds = {}, None
 
     def final_places(self) -> Tensor | None:
         """(B, L') where the tokens that left the last layer stood in the prompt; -1 for fillers. None: all are left."""
@@ -178,9 +183,9 @@ class Pass:
 
     def _count(self, index: int, hidden: Tensor, stretch: Stretch) -> None:
         stats = self.stats
-        del stats.tokens_per_layer[index:], stats.vision_tokens_per_layer[index:]  # a checkpointed layer comes twice
-        stats.tokens_per_layer.append(hidden.shape[1])
-        stats.vision_tokens_per_layer.append(sum(stretch.left) / hidden.shape[0])
+        if len(stats.tokens_per_layer) == index:  # a checkpointed layer comes twice
+            stats.tokens_per_layer.append(hidden.shape[1])
+            stats.vision_tokens_per_layer.append(sum(stretch.left) / hidden.shape[0])
 
     # -- cutting --------------------------------------------------------------------------------------------------
 
@@ -301,13 +306,13 @@ class Pass:
     def _sentence(
         self, index: int, before: Stretch, rows: Tensor | None, place: Tensor, text: Tensor | None, asked: Tensor
     ) -> Sentence:
-        if self._before is None:  # a cut at layer 0
+        if index not in self._before:  # a cut at layer 0
 
             def nothing(*_: object) -> Tensor:
                 raise OptionError("at=0: no layer comes before it whose attention could be looked at; give at >= 1")
 
             return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1])
-        layer, entered, rotary, cache = self._before
+        layer, entered, rotary, cache = self._before[index]
         entered = _rows(entered, rows)
         cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
         valid = self.memory.valid.get(max((at for at in (0, *self.attachment.at) if at < index), default=0))
