@@ -107,3 +107,19 @@ def test_listing_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_list_says_where_a_method_works_as_its_class_does():
+    for name in list_methods():
+        assert registry.method_stages(name) == registry.method_class(name).stages
+    assert "fastv" in list_methods("decoder")
+    assert "fastv" not in list_methods("encoder")
+    assert set(list_methods("projector")) > {"visionzip", "prumerge", "random", "grid", "divprune", "cdpruner"}
+    with pytest.raises(UnknownNameError, match='Did you mean "decoder"'):
+        list_methods("decode")
+
+
+@pytest.mark.parametrize("name", ["visionzip", "prumerge", "fastv", "pyramiddrop", "sparsevlm"])
+def test_the_papers_of_vision_language_methods_are_named(name):
+    module = sys.modules[registry.method_class(name).__module__]
+    assert f"arXiv {list_methods()[name].rsplit('(', 1)[1].rstrip(')')}" in module.__doc__
