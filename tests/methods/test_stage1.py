@@ -63,7 +63,7 @@ def peaked_view(seed):
     q, k = view.q.clone(), view.k.clone()
     for b in range(view.batch):
         for i in range(2 + b):
-            k[b, :, 1 + 5 * i + b] = (3.0 + 0.1 * i) * q[b, :, 0]
+            k[b, :, 1 + 5 * i + b] += 3.0 * q[b, :, 0]
     view._k = k
     return view
 
