@@ -146,16 +146,16 @@ def test_a_blank_modality_scores_the_same_everywhere(scale):
     blank = (torch.randn(1, 1, 512) * scale).expand(1, 50, 512)
     feature = torch.randn(1, 512)
     feature = feature - (feature @ blank[0, 0]) / (blank[0, 0] @ blank[0, 0]) * blank[0, 0]  # cosine 0: only rounding
-    assert torch.equal(attention_score(blank, feature), torch.full((1, 50), 0.5))
-    assert torch.equal(attention_score(torch.zeros(1, 50, 512), feature), torch.full((1, 50), 0.5))
-    assert torch.equal(attention_score(torch.randn(1, 50, 512), torch.zeros(1, 512)), torch.full((1, 50), 0.5))
+    for tokens, near in ((blank, feature), (torch.zeros(1, 50, 512), feature), (torch.randn(1, 50, 512), 0 * feature)):
+        assert torch.equal(attention_score(tokens, near[:, None]), torch.full((1, 1, 50), 0.5))
 
 
 def test_scores_span_zero_to_one_for_each_image():
     tokens, features = inputs(batch=3)
-    found = attention_score(tokens["rgb"] * torch.tensor([1.0, 5.0, 0.01])[:, None, None], features["nir"])
-    assert found.amin(1).tolist() == [0.0] * 3
-    assert found.amax(1).tolist() == [1.0] * 3
+    near = torch.stack([features["nir"], features["tir"]], dim=1)
+    found = attention_score(tokens["rgb"] * torch.tensor([1.0, 5.0, 0.01])[:, None, None], near)
+    assert found.amin(2).tolist() == [[0.0] * 2] * 3
+    assert found.amax(2).tolist() == [[1.0] * 2] * 3
 
 
 def test_an_image_does_not_depend_on_its_batch_mates():

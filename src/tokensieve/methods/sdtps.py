@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core.gate import keep_gate
-from tokensieve.core.reduction import Reduction, complement, take_tokens
+from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.score import cosine, minmax
 from tokensieve.core.select import top
 from tokensieve.errors import OptionError, UnknownNameError, nearest
@@ -46,14 +46,14 @@ def sdtps_counts(tokens: int, sparse_ratio: float, aggr_ratio: float) -> tuple[i
 
 
 @torch.no_grad()
-def attention_score(tokens: Tensor, feature: Tensor) -> Tensor:
-    """How near each token is to a global feature: cosines, scaled to [0, 1] for each image. No gradient.
+def attention_score(tokens: Tensor, features: Tensor) -> Tensor:
+    """How near each token is to each global feature: cosines, scaled to [0, 1] for each image. No gradient.
 
-    tokens: (B, N, D), feature: (B, D). Returns (B, N) float32; 0.5 everywhere where all tokens are equally near.
+    tokens: (B, N, D), features: (B, F, D). Returns (B, F, N) float32; 0.5 where all tokens are equally near.
     """
-    near = cosine(tokens.float(), feature.float().unsqueeze(1)).squeeze(-1)
-    span = near.amax(dim=1, keepdim=True) - near.amin(dim=1, keepdim=True)
-    return torch.where(span <= _FLAT, torch.full_like(near, 0.5), minmax(near))
+    near = cosine(features.float(), tokens.float())
+    span = near.amax(dim=-1, keepdim=True) - near.amin(dim=-1, keepdim=True)
+    return torch.where(span <= _FLAT, 0.5, minmax(near))
 
 
 class Sparse(NamedTuple):
@@ -101,13 +101,11 @@ class TokenSparse(nn.Module):
     def score(self, tokens: Tensor, own: Tensor, others: Sequence[Tensor] = ()) -> Tensor:
         """(B, N) float32. tokens: (B, N, D), own and each of others: (B, D)."""
         predicted: Tensor = self.predictor(tokens).squeeze(-1).float().sigmoid()
-        near = 2.0 * attention_score(tokens, own)
-        for other in others:
-            near = near + attention_score(tokens, other)
+        near = attention_score(tokens, torch.stack([own, *others], dim=1))  # (B, 1 + others, N)
         weight = self.beta * _ATTENTION / (2 + len(others))
         if self.formula == "convex":
             weight = weight / 2.0
-        return (1.0 - 2.0 * self.beta) * predicted + weight * near
+        return (1.0 - 2.0 * self.beta) * predicted + weight * (near.sum(dim=1) + near[:, 0])
 
     def forward(self, tokens: Tensor, own: Tensor, others: Sequence[Tensor] = ()) -> Sparse:
         """tokens: (B, N, D), own and each of others: (B, D) global features."""
@@ -122,7 +120,7 @@ class TokenSparse(nn.Module):
             return Sparse(tokens, None, None, Reduction(index, scores=score.detach()))
         weights = _extra_weights(score, index, gate)
         extra = torch.bmm(weights.to(tokens.dtype), tokens)
-        reduction = Reduction(index, complement(index, n), extra=weights.detach(), scores=score.detach())
+        reduction = Reduction(index, extra=weights.detach(), scores=score.detach())
         return Sparse(tokens if gated else take_tokens(tokens, index), gate, extra, reduction)
 
 

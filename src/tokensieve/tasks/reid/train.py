@@ -46,19 +46,17 @@ class ReidTask:
             train, data.modalities, self.size, train=True, seed=config.SOLVER.SEED, mean=self.model.pixel_mean,
             std=self.model.pixel_std,
         )  # fmt: skip
-        labels = [self.images.identities.index(sample.pid) for sample in train]
-        self.sampler = PKSampler(
-            labels,
-            config.SOLVER.IMS_PER_BATCH,
-            config.DATALOADER.NUM_INSTANCE,
-            config.SOLVER.SEED,
-            rank(),
-            world_size(),
-        )
+        self.sampler = self._sampler()
         s = config.SOLVER
         self.loss = ReidLoss(s.LABEL_SMOOTH, s.ID_LOSS_WEIGHT, s.TRIPLET_LOSS_WEIGHT)
         self.modules: dict[str, nn.Module] = {"model": self.model}
         self.optimisers: dict[str, torch.optim.Optimizer] = {"reid": self._optimiser()}
+
+    def _sampler(self, own: int = 0, processes: int = 1) -> PKSampler:
+        """All of each batch; in training, when it is known how many processes there are, this one's part."""
+        labels = [self.images.identities.index(sample.pid) for sample in self.images.samples]
+        c = self.config
+        return PKSampler(labels, c.SOLVER.IMS_PER_BATCH, c.DATALOADER.NUM_INSTANCE, c.SOLVER.SEED, own, processes)
 
     def _optimiser(self) -> torch.optim.Optimizer:
         s = self.config.SOLVER
@@ -72,7 +70,7 @@ class ReidTask:
         return torch.optim.Adam(groups, weight_decay=s.WEIGHT_DECAY)
 
     def batches(self, start: int) -> Iterator[dict[str, Any]]:
-        for epoch, batches in self.sampler.epochs(start):
+        for epoch, batches in self._sampler(rank(), world_size()).epochs(start):
             self.images.set_epoch(epoch)  # before the workers start, which copy it
             yield from DataLoader(
                 self.images, batch_sampler=batches, num_workers=self.config.DATALOADER.NUM_WORKERS,
