@@ -18,7 +18,8 @@ EPILOG = """examples:
   tokensieve bench --quick                                  about a minute, the real ViT-S/14
   tokensieve bench -o runs/bench.json                       three models; 20 minutes on two cores
   tokensieve bench --models ViT-B-32 --batch 32 --keep 0.4  any open_clip model, random weights
-  tokensieve bench --speed --share --memory -o all.json     everything in one record"""
+  tokensieve bench --speed --share --memory -o all.json     everything in one record
+  tokensieve bench --vlm --rounds 15 -o runs/vlm.json       a LLaVA of 576 + 64 tokens: prefill, decoding, cache"""
 
 _TABLE_WIDTH = 140  # where the output is no terminal, and so has no width
 
@@ -38,6 +39,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--speed", action="store_true", help="measure speed; the default where no part is named")
     add("--share", action="store_true", help="measure selection's share of the time as patches grow to 4096")
     add("--memory", action="store_true", help="measure peak memory, each in a fresh process")
+    add("--vlm", action="store_true", help="measure a LLaVA with random weights; --methods, --keep and --batch are its")
     add("-o", "--output", metavar="FILE", help="write the record here, as JSON, when all is measured")
 
 
@@ -58,7 +60,7 @@ def _config(args: Namespace) -> BenchConfig:
     said: dict[str, Any] = {
         "models": args.models and tuple(args.models),
         "batches": args.batch and tuple(args.batch),
-        "methods": args.methods and tuple(args.methods),
+        "vlm_methods" if args.vlm else "methods": args.methods and tuple(args.methods),
         "keep": args.keep and tuple(args.keep),
         "schedule": args.schedule,
         "rounds": args.rounds,

@@ -15,7 +15,7 @@ def density_peaks(x: Tensor, clusters: int, neighbours: int = 5) -> tuple[Tensor
     the C highest products of the two. Distances are divided by sqrt(D). A centre belongs to itself. 1 <= C <= M.
     """
     batch, m, width = x.shape
-    distance = torch.cdist(x.float(), x.float(), compute_mode="donot_use_mm_for_euclid_dist") / width**0.5
+    distance = torch.cdist(x.float(), x.float()) / width**0.5
     near = min(neighbours + 1, m)  # a token is its own nearest
     density = (-distance.topk(near, dim=-1, largest=False).values[..., 1:].square().sum(-1) / max(1, near - 1)).exp()
     denser = density.unsqueeze(1) > density.unsqueeze(2)  # (B, M, M): column j is denser than row i

@@ -13,9 +13,9 @@ Row = Mapping[str, Any]
 
 
 def bench_tables(rows: Iterable[Row]) -> list[Table]:
-    """One table for each part that the rows have: speed, share, memory."""
+    """One table for each part that the rows have: speed, share, memory, vlm."""
     rows = list(rows)
-    makers = {"speed": _speed, "share": _share, "memory": _memory}
+    makers = {"speed": _speed, "share": _share, "memory": _memory, "vlm": _vlm}
     parts = {part: [row for row in rows if row["part"] == part] for part in makers}
     return [makers[part](found) for part, found in parts.items() if found]
 
@@ -91,6 +91,28 @@ def _memory(rows: list[Row]) -> Table:
         return [
             row["model"], str(row["batch"]), row["method"], str(row["keep"]), f"{row['stock_bytes'] / 2**20:.1f}",
             f"{row['reduced_bytes'] / 2**20:.1f}", f"{row['ratio']:.3f}", _verdict(row, "<= ", ".2f"),
+        ]  # fmt: skip
+
+    return _group(table, rows, ("model", "batch"), cells)
+
+
+def _vlm(rows: list[Row]) -> Table:
+    table = _table(
+        "A LLaVA with random weights against the untouched one: prefill (with the tower), its possible speed-up and "
+        "what is gained of it, the method's own time; decoding a token; the cache. vision: tokens on layer average",
+        ("batch", "method", "keep"),
+        ("vision", r"ms \[quartiles]", "speed-up", "possible", "gained", "own ms", "decode ms", "speed-up", "KV MiB"),
+    )
+
+    def cells(row: Row) -> list[str]:
+        low, high = row["ms_quartiles"]
+        own = "" if row["overhead_ms"] is None else f"{row['overhead_ms']:.2f}"
+        return [
+            str(row["batch"]), row["method"], str(row["keep"]), f"{row['vision_tokens_average']:.0f}",
+            f"{row['ms']:.1f} [{low:.1f}, {high:.1f}]", f"{row['speedup']:.3f}", f"{row['possible']:.3f}",
+            f"{row['gained_of_possible']:.3f}", own, f"{row['decode_ms']:.2f}", f"{row['decode_speedup']:.3f}",
+            f"{row['kv_bytes'] / 2**20:.2f}{'' if row['kv_exact'] else ' [red]not as planned[/]'}",
+            _verdict(row, ">= ", ".2f"),
         ]  # fmt: skip
 
     return _group(table, rows, ("model", "batch"), cells)

@@ -8,13 +8,14 @@ from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import list_methods
 
-__all__ = ["METHODS", "MODELS", "PARTS", "SHARE_METHODS", "SHARE_SIZES", "BenchConfig", "quick"]
+__all__ = ["METHODS", "MODELS", "PARTS", "SHARE_METHODS", "SHARE_SIZES", "VLM_METHODS", "BenchConfig", "quick"]
 
 MODELS = {"vit-s14": (1, 16), "vit-b16": (1, 16), "vit-l14-336": (1,)}  # name -> batches where none are given
 METHODS = ("anchor", "evit", "random", "sieve", "divprune", "tome")
 SHARE_METHODS = ("anchor", "evit", "tome", "sieve", "divprune")
 SHARE_SIZES = (196, 576, 1024, 2304, 4096)  # patches: squares, as an image gives them
-PARTS = ("speed", "share", "memory")
+VLM_METHODS = ("fastv", "pyramiddrop", "two_stage", "visionzip", "divprune")
+PARTS = ("speed", "share", "memory", "vlm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +38,10 @@ class BenchConfig:
     seed: int = 0
     share_methods: tuple[str, ...] = SHARE_METHODS
     share_sizes: tuple[int, ...] = SHARE_SIZES
+    vlm_methods: tuple[str, ...] = VLM_METHODS
 
     def __post_init__(self) -> None:
-        for method in self.methods + self.share_methods:
+        for method in self.methods + self.share_methods + self.vlm_methods:
             if method not in list_methods():
                 raise UnknownNameError(f"unknown method {method!r}.{nearest(method, list_methods())}")
         if self.schedule is not None and self.schedule not in SCHEDULES:
@@ -60,6 +62,11 @@ class BenchConfig:
         return self.batches or MODELS.get(model, (1, 16))
 
     @property
+    def vlm_batches(self) -> tuple[int, ...]:
+        """The batch sizes that the vision-language model is measured at."""
+        return self.batches or (1, 4)
+
+    @property
     def steps(self) -> int:
         """How often progress will be reported: rounds with warm-up, and processes."""
         groups = sum(len(self.batches_of(model)) for model in self.models)
@@ -67,6 +74,7 @@ class BenchConfig:
             "speed": groups * (self.rounds + 1),
             "share": len(self.share_sizes) * (self.rounds + 1),
             "memory": groups * (1 + len(self.methods) * len(self.keep)),
+            "vlm": 2 * len(self.vlm_batches) * (self.rounds + 1),
         }
         return sum(each[part] for part in self.parts)
 

@@ -14,10 +14,11 @@ from tokensieve.tasks.bench.memory import measure_memory
 from tokensieve.tasks.bench.models import check_device, check_model
 from tokensieve.tasks.bench.share import measure_share
 from tokensieve.tasks.bench.speed import measure_speed
+from tokensieve.tasks.bench.vlm import measure_vlm
 
 __all__ = ["run_bench"]
 
-_MEASURES = {"speed": measure_speed, "share": measure_share, "memory": measure_memory}
+_MEASURES = {"speed": measure_speed, "share": measure_share, "memory": measure_memory, "vlm": measure_vlm}
 
 
 def run_bench(config: BenchConfig, tick: Callable[[str], None] = lambda _: None) -> Record:
