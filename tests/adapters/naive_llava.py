@@ -13,7 +13,8 @@ def full_embeds(model, input_ids: Tensor, pixel_values: Tensor) -> tuple[Tensor,
     """(L, D) what enters layer 0 of one prompt without padding, and the places of its vision tokens."""
     inner = model.model
     states = inner.vision_tower(pixel_values, output_hidden_states=True).hidden_states
-    features = inner.multi_modal_projector(states[model.config.vision_feature_layer][:, 1:]).flatten(0, 1)
+    prefix = 1 if model.config.vision_feature_select_strategy == "default" else 0
+    features = inner.multi_modal_projector(states[model.config.vision_feature_layer][:, prefix:]).flatten(0, 1)
     embeds = inner.language_model.embed_tokens(input_ids[0])
     places = (input_ids[0] == model.config.image_token_id).nonzero().flatten()
     assert len(places) == len(features)
@@ -35,7 +36,10 @@ def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 def _attention(layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float) -> tuple[Tensor, Tensor]:
     attn, heads = layer.self_attn, layer.self_attn.config.num_attention_heads
     x = _norm(x, layer.input_layernorm)
-    q, k, v = (x @ part.weight.double().T for part in (attn.q_proj, attn.k_proj, attn.v_proj))
+    q, k, v = (
+        x @ part.weight.double().T + (0.0 if part.bias is None else part.bias.double())
+        for part in (attn.q_proj, attn.k_proj, attn.v_proj)
+    )
     q, k, v = (t.view(len(x), -1, attn.head_dim).transpose(0, 1) for t in (q, k, v))
     q, k = _rotate(q, positions, theta), _rotate(k, positions, theta)
     groups = heads // k.shape[0]

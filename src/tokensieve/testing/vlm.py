@@ -49,22 +49,35 @@ class TinyLlava:
         return found | ({"pixel_values": torch.stack(pixels)} if pixels else {})
 
 
-def tiny_llava(attention: str = "sdpa", seed: int = 0, kv_heads: int = 2, next_: bool = False) -> TinyLlava:
-    """Random weights of unit gain; the same seed gives the same. `next_` builds LLaVA-NeXT instead."""
+def tiny_llava(
+    attention: str = "sdpa",
+    seed: int = 0,
+    kv_heads: int = 2,
+    kind: str = "llava",
+    tower: str = "clip",
+    text: str = "llama",
+) -> TinyLlava:
+    """Random weights of unit gain; the same seed gives the same.
+
+    kind: "llava" or "llava_next". tower: "clip" or "siglip". text: "llama", "mistral" or "qwen2".
+    """
     import transformers as hf
 
-    vision = hf.CLIPVisionConfig(
+    seen: Any = {"clip": hf.CLIPVisionConfig, "siglip": hf.SiglipVisionConfig}[tower]
+    vision = seen(
         hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=64, image_size=48, patch_size=8
     )
-    text = hf.LlamaConfig(
+    said: Any = {"llama": hf.LlamaConfig, "mistral": hf.MistralConfig, "qwen2": hf.Qwen2Config}[text]
+    language = said(
         hidden_size=48, num_hidden_layers=LAYERS, num_attention_heads=4, num_key_value_heads=kv_heads,
         intermediate_size=96, vocab_size=VOCAB, max_position_embeddings=512, pad_token_id=PAD, bos_token_id=1,
-        eos_token_id=2,
+        eos_token_id=2, **({"sliding_window": None} if text == "mistral" else {}),
     )  # fmt: skip
-    options: dict[str, Any] = {"vision_config": vision, "text_config": text, "image_token_id": IMAGE}
+    options: dict[str, Any] = {"vision_config": vision, "text_config": language, "image_token_id": IMAGE}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        if next_:
+        options["vision_feature_select_strategy"] = "default" if tower == "clip" else "full"
+        if kind == "llava_next":
             wide: Any = hf.LlavaNextConfig(**options, image_grid_pinpoints=[[48, 96], [96, 48]])
             model: Any = hf.LlavaNextForConditionalGeneration(wide)
         else:

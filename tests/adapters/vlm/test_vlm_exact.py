@@ -94,6 +94,21 @@ def test_dropping_equals_masking_the_same_tokens(case, tiny, images) -> None:
     assert (logits - wanted[left]).abs().max() < 1e-4 * wanted.abs().max()
 
 
+@pytest.mark.parametrize("case", ["fastv", "divprune-1", "two_stage"])
+@pytest.mark.parametrize("options", [{"text": "mistral"}, {"text": "qwen2"}, {"tower": "siglip"}], ids=str)
+def test_other_language_models_and_towers(options, case) -> None:
+    tiny = tiny_llava(**options)
+    prompts = tiny.prompts([(3, 2, 5)])
+    with attach(tiny, case) as handle:
+        tokens, logits = generate(tiny, prompts, 3)
+        kept = handle.kept
+    embeds, places = full_embeds(tiny.model, prompts["input_ids"], prompts["pixel_values"])
+    for step in range(3):
+        wanted, _ = masked_decoder(tiny.model, embeds, gone_places(kept, places))
+        assert (logits[0, step] - wanted[-1]).abs().max() < 1e-4 * wanted[-1].abs().max()
+        embeds = torch.cat([embeds, tiny.model.model.language_model.embed_tokens(tokens[0, step])[None]])
+
+
 def test_fastv_keeps_what_the_last_token_attends_to_in_the_layer_before() -> None:
     for tiny in (SDPA, EAGER, tiny_llava(kv_heads=4, seed=3)):
         prompts = tiny.prompts(ONE)

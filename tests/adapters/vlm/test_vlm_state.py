@@ -267,7 +267,7 @@ def test_other_vision_language_models_say_what_they_are() -> None:
 
 
 def test_llava_next_is_reduced_inside_the_language_model_only() -> None:
-    tiny = tiny_llava(next_=True)
+    tiny = tiny_llava(kind="llava_next")
     with pytest.raises(UnsupportedModelError, match="stage 1 in LlavaNextModel"):
         tokensieve.attach(tiny.model, "visionzip", keep=0.5)
     pixels, sizes = torch.randn(1, 3, 3, 48, 48), torch.tensor([[48, 96]])
