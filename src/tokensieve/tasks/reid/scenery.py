@@ -19,7 +19,7 @@ from tokensieve.tasks.reid.people import BACKGROUND, MODALITIES, Person, Pose, d
 __all__ = ["CONDITIONS", "Camera", "make_camera", "photograph"]
 
 CONDITIONS = ("day", "night", "glare", "heat")
-_MIX = np.array([0.34, 0.28, 0.18, 0.2])
+_MIX = np.array([0.42, 0.22, 0.14, 0.22])
 
 Floats = NDArray[np.float64]
 
@@ -47,16 +47,21 @@ def make_camera(draw: np.random.Generator) -> Camera:
         turn=draw.uniform(0, 2 * np.pi),
         scale=draw.uniform(0.78, 0.92),
         drop=draw.uniform(-0.01, 0.03),
-        cast=draw.uniform(0.78, 1.18, 3),
-        gain=draw.uniform(0.75, 1.2),
+        cast=draw.uniform(0.88, 1.12, 3),
+        gain=draw.uniform(0.85, 1.15),
         near_gain=draw.uniform(0.7, 1.25),
         warm_gain=draw.uniform(0.75, 1.15),
         ambient=draw.uniform(0.12, 0.36),
         blur=draw.uniform(0.3, 1.4),
         mix=draw.dirichlet(6 * _MIX),
-        wall=draw.uniform(0.15, 0.75, 3),
-        floor=draw.uniform(0.15, 0.6, 3),
+        wall=_muted(draw, 0.25, 0.75),
+        floor=_muted(draw, 0.2, 0.6),
     )
+
+
+def _muted(draw: np.random.Generator, low: float, high: float) -> Floats:
+    """A colour of walls, streets and boxes: grey, with a tint."""
+    return (draw.uniform(low, high) + draw.normal(0, 0.05, 3)).clip(0.02, 0.98)
 
 
 def photograph(
@@ -116,7 +121,7 @@ def _scenes(draw: np.random.Generator, camera: Camera, size: tuple[int, int]) ->
         tall, broad = int(height * draw.uniform(0.08, 0.5)), int(width * draw.uniform(0.08, 0.4))
         top, left = int(draw.integers(0, height)), int(draw.integers(-broad // 2, width))
         area = slice(top, top + tall), slice(max(0, left), max(0, left + broad))
-        rgb[area] = draw.uniform(0.05, 0.9, 3)
+        rgb[area] = _muted(draw, 0.1, 0.85)
         nir[area] = draw.uniform(0.1, 0.9)
         tir[area] = camera.ambient + draw.choice([-0.06, 0.04, 0.1, 0.45], p=[0.4, 0.35, 0.17, 0.08])
     grain = draw.normal(0, 0.025, (height, width, 1))
@@ -133,7 +138,7 @@ def _occlude(draw: np.random.Generator, frames: dict[str, Floats], size: tuple[i
         top = int(height * draw.uniform(0.55, 0.8))
         left = int(width * draw.uniform(-0.2, 0.6))
         area = slice(top, height), slice(max(0, left), max(0, left) + int(width * draw.uniform(0.3, 0.6)))
-    frames["rgb"][area] = draw.uniform(0.1, 0.7, 3)
+    frames["rgb"][area] = _muted(draw, 0.1, 0.7)
     frames["nir"][area] = draw.uniform(0.15, 0.7)
     frames["tir"][area] = draw.uniform(0.1, 0.3)
 
@@ -153,9 +158,9 @@ def _exposed(
             frame = frame + 0.45 * _glow(draw, size)
         noise, blur = 0.035, camera.blur + 0.4
     else:
-        cooled = 0.55 + 0.42 * (frame - 0.7) if condition == "heat" else frame - 0.5 * camera.ambient
-        frame = cooled * camera.warm_gain
-        noise, blur = 0.025, 1.8
+        cooled = 0.55 + 0.3 * (frame - 0.7) if condition == "heat" else frame - 0.5 * camera.ambient
+        frame = cooled * camera.warm_gain * draw.uniform(0.85, 1.15)  # automatic gain follows the warmest thing
+        noise, blur = 0.03, 2.2
     soft = _blurred(frame, blur * tall)
     soft = soft + noise * draw.standard_normal(soft.shape, dtype=np.float32)
     pixels = (soft.clip(0, 1) * 255).round().astype(np.uint8)
@@ -164,7 +169,7 @@ def _exposed(
 
 def _lit(draw: np.random.Generator, frame: Floats, condition: str, size: tuple[int, int]) -> tuple[Floats, float]:
     if condition == "night":  # little light, warm from a lamp on one side
-        lamp = 0.1 + 0.22 * _glow(draw, size)
+        lamp = 0.12 + 0.38 * _glow(draw, size)
         return frame * lamp * np.array([1.1, 0.95, 0.75]), 0.035
     if condition == "glare":
         return 0.6 * frame + 0.95 * _glow(draw, size), 0.02
