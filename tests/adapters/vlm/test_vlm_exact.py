@@ -250,6 +250,46 @@ def test_a_second_turn_goes_on_from_the_shortened_cache() -> None:
         assert (out.logits[0] - wanted[-3:]).abs().max() < 1e-4 * wanted[-3:].abs().max()
 
 
+@pytest.mark.parametrize("case", ["fastv", "divprune-1", "renumbered", "two_stage"])
+@pytest.mark.parametrize("tiny", BOTH.values(), ids=list(BOTH))
+def test_a_second_turn_with_another_image(tiny, case) -> None:
+    first, second = tiny.prompts(ONE), tiny.prompts([(2, 1, 4)], seed=7)
+    whole = {name: torch.cat([first[name], second[name]], dim=1) for name in ("input_ids", "attention_mask")}
+    name, options = ("grid", {"keep": 9, "positions": "renumber"}) if case == "renumbered" else ALL[case]
+    with torch.no_grad(), tokensieve.attach(tiny.model, name, **options) as handle:
+        out = tiny.model(**first)
+        kept = [handle.kept]
+        more = second | {"attention_mask": whole["attention_mask"]}
+        out = tiny.model(**more, past_key_values=out.past_key_values)
+        kept.append(handle.kept)
+        last = tiny.model(input_ids=torch.tensor([[5]]), past_key_values=out.past_key_values).logits[0, -1]
+    pixels = torch.cat([first["pixel_values"], second["pixel_values"]])
+    embeds, places = full_embeds(tiny.model, whole["input_ids"], pixels)
+    embeds = torch.cat([embeds, tiny.model.model.language_model.embed_tokens(torch.tensor([5]))])
+    halves = [gone_places(kept[0], places[:36]), gone_places(kept[1], places[36:])]
+    gone = {layer: torch.cat([half[layer] for half in halves]) for layer in halves[0]}
+    if case == "renumbered":
+        left = [i for i in range(len(embeds)) if i not in gone[0].tolist()]
+        embeds, gone = embeds[left], {}
+    wanted, _ = masked_decoder(tiny.model, embeds, gone)
+    assert (last - wanted[-1]).abs().max() < 1e-4 * wanted[-1].abs().max()
+
+
+@pytest.mark.parametrize("case", ["fastv", "visionzip", "two_stage"])
+def test_embeddings_instead_of_words_and_a_cache_that_is_cropped(case) -> None:
+    """inputs_embeds with placeholders, also with beams; and prompt lookup, which crops what was guessed wrong."""
+    prompts = SDPA.prompts(ONE)
+    embeds = SDPA.model.get_input_embeddings()(prompts["input_ids"]).detach()
+    given = {"inputs_embeds": embeds} | {name: prompts[name] for name in ("attention_mask", "pixel_values")}
+    with torch.no_grad(), attach(SDPA, case):
+        for options in ({}, {"num_beams": 3}):
+            wanted = SDPA.model.generate(**prompts, max_new_tokens=5, do_sample=False, **options)
+            found = SDPA.model.generate(**given, max_new_tokens=5, do_sample=False, **options)
+            assert torch.equal(found, wanted[:, -5:])
+        looked_up = SDPA.model.generate(**prompts, max_new_tokens=12, do_sample=False, prompt_lookup_num_tokens=3)
+        assert torch.equal(looked_up, SDPA.model.generate(**prompts, max_new_tokens=12, do_sample=False))
+
+
 # -- what it holds and what it costs ------------------------------------------------------------------------------
 
 

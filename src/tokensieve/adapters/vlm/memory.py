@@ -29,7 +29,7 @@ class Memory:
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.valid: dict[int, Tensor | None] = {}  # first layer of a stretch -> (B, keys) bool; None: all count
-        self.next: Tensor | None = None  # (B, 1) position of the next token, where the cache's length does not say it
+        self.ahead: Tensor | None = None  # (B, 1) how far the next position is past the first layer's cached keys
         self.shift: Tensor | None = None  # (B, 1) how far positions were moved up by renumbering
 
     @staticmethod
@@ -37,6 +37,10 @@ class Memory:
         """The memory on a cache that holds something, else None."""
         found = getattr(cache, _NAME, None)
         return found if isinstance(found, Memory) and past_length(cache, 0) else None
+
+    def next(self, cache: Any) -> Tensor | None:
+        """(B, 1) the position of the next token; None where the cache's length says it. Also after a crop."""
+        return None if self.ahead is None else self.ahead + past_length(cache, 0)
 
     def keep_on(self, cache: Any) -> None:
         """Put it on a cache."""

@@ -181,21 +181,20 @@ class SievedLlava:
             given["attention_mask"] = joined.long()
         elif mask is not None and mask.shape[1] != before + here:
             given["attention_mask"] = torch.ones(mask.shape[0], before + here, dtype=mask.dtype, device=mask.device)
-        self._sieve_positions(given, known, here)
+        self._sieve_positions(given, known, known.next(cache), here)
 
-    def _sieve_positions(self, given: dict[str, Any], known: Memory, here: int) -> None:
+    def _sieve_positions(self, given: dict[str, Any], known: Memory, first: Tensor | None, here: int) -> None:
         """Positions go on where the prompt ended, not where a shortened cache does."""
-        if known.next is None:
+        if first is None:
             return
         positions = given["position_ids"]
         if positions is None:
-            positions = known.next + torch.arange(here, device=known.next.device)
-        elif bool((positions[:, :1] < known.next).any()):
+            positions = first + torch.arange(here, device=first.device)
+        elif bool((positions[:, :1] < first).any()):
             raise OptionError(
                 "these tokens were seen already: after stage 1 the cache is shorter than the prompt, so give only the "
                 "new tokens (with the whole attention_mask)"
             )
-        known.next = positions[:, -1:] + 1
         given["position_ids"] = positions if known.shift is None else positions - known.shift
 
     # -- prompts with images --------------------------------------------------------------------------------------
@@ -247,9 +246,10 @@ class SievedLlava:
         features = project(run, self, images, embeds, vision, valid)
         positions = given["position_ids"]
         if positions is None:
-            start = before if run.memory.next is None else run.memory.next
+            seen = run.memory.next(cache)
+            start = before if seen is None else seen
             positions = start + torch.arange(vision.shape[1], device=vision.device).unsqueeze(0)
-        run.memory.next = positions[:, -1:] + 1
+        following = positions[:, -1:] + 1
         renumber = self._sieve_attachment.positions == "renumber"
         if renumber:
             stay = torch.tensor(rows, device=vision.device).unsqueeze(1) * features.shape[1]
@@ -259,6 +259,7 @@ class SievedLlava:
         here = None if mask is None else mask[:, -vision.shape[1] :]
         prompt = shorten(run, Prompt(embeds, vision, here, positions), features, rows, n, renumber)
         run.layout.valid = _validity(prompt.attention, 0, run, None)
+        run.memory.ahead = following - (before + prompt.embeds.shape[1])
         whole = join_valid(run.memory.valid.get(0), run.layout.valid, len(rows), before, prompt.embeds.shape[1], embeds)
         if whole is None:  # said even so: positions with gaps and no mask look like packed sequences
             whole = torch.ones(len(rows), before + prompt.embeds.shape[1], dtype=torch.bool, device=embeds.device)
