@@ -360,6 +360,21 @@ def test_cost_counts_matrices_as_hooks_see_them() -> None:
     assert cost.tokens_per_layer == tuple(tokens)
 
 
+def test_the_cost_of_a_batch_is_the_mean_of_its_prompts() -> None:
+    for case in ("two_stage", "fastv", "visionzip"):
+        with torch.no_grad(), attach(SDPA, case) as handle:
+            SDPA.model(**SDPA.prompts(MIXED))
+            together = handle.cost()
+            alone = []
+            for row in MIXED:
+                SDPA.model(**SDPA.prompts([row]))
+                alone.append(handle.cost())
+        for name in ("macs", "macs_full", "vision_macs", "vision_macs_full", "vision_tokens_average"):
+            wanted = sum(getattr(cost, name) for cost in alone) / len(alone)
+            assert getattr(together, name) == pytest.approx(wanted, abs=1)
+        assert min(cost.saved for cost in alone) <= together.saved <= max(cost.saved for cost in alone)
+
+
 @pytest.mark.parametrize(("name", "options"), [
     ("fastv", {}), ("pyramiddrop", {}), ("sparsevlm", {}), ("visionzip", {}), ("two_stage", {"merge_keep": 0.7}),
 ])  # fmt: skip

@@ -313,39 +313,43 @@ class VlmAttachment(Attachment):
         """Vision tokens that each decoder layer runs on: of the last prompt (mean over rows), before it as planned."""
         if self.last is not None and self.last.stats.vision_tokens_per_layer:
             return list(self.last.stats.vision_tokens_per_layer)
-        counts = self.counts(self.patches)
-        current = counts.get(PROJECTOR, self.patches)
-        out = []
-        for layer in range(self.depth):
-            current = counts.get(layer, current)
-            out.append(float(current))
-        return out
+        return [float(n) for n in self._planned()]
 
     def cost(self, text_tokens: int | None = None) -> VlmCost:
-        """MACs of one prompt's prefill, with and without. text_tokens: None takes the last prompt, and 0 before one.
+        """MACs of one prompt's prefill, with and without: mean over the last batch, padding not counted.
 
-        A number plans for a prompt of one image and so many text tokens, whatever ran before.
+        text_tokens: a number plans for a prompt of one image and so many text tokens, whatever ran before. None takes
+        the last batch; before one, a prompt of one image and no text.
         """
         stats = self.last.stats if self.last is not None and text_tokens is None else None
         if stats is not None and stats.images:
-            tokens, vision = list(stats.tokens_per_layer), list(stats.vision_tokens_per_layer)
-            images, total = stats.images / stats.batch, stats.vision_tokens
-            full = stats.text_tokens + round(total)
+            text, totals, left = stats.text_of_prompts, stats.vision_of_prompts, stats.vision_left
+            images = stats.images / stats.batch
         else:
-            images, total = 1.0, float(self.patches)
-            last, self.last = self.last, None
-            vision = self.vision_tokens_per_layer
-            self.last = last
-            tokens = [round(n) + (text_tokens or 0) for n in vision]
-            full = self.patches + (text_tokens or 0)
+            text, totals, left = [text_tokens or 0], [self.patches], [[n] for n in self._planned()]
+            images = 1.0
+        rows = len(text)
+        macs = sum(decoder_macs(self.shapes, [text[row] + layer[row] for layer in left]) for row in range(rows))
+        full = sum(decoder_macs(self.shapes, [text[row] + totals[row]] * self.depth) for row in range(rows))
         projected = linear_macs(self.inner.multi_modal_projector)
-        first = self.stage1_count(self.patches) * images if self.first is not None else total
+        first = self.stage1_count(self.patches) * images if self.first is not None else sum(totals) / rows
         tower = self._tower_macs() * images
         return VlmCost(
-            macs=decoder_macs(self.shapes, tokens), macs_full=decoder_macs(self.shapes, [full] * self.depth),
-            tokens_per_layer=tuple(tokens), vision_macs=round(tower + projected * first),
-            vision_macs_full=round(tower + projected * total), vision_tokens_per_layer=tuple(vision),
+            macs=round(macs / rows), macs_full=round(full / rows),
+            tokens_per_layer=tuple(round((sum(text) + sum(layer)) / rows) for layer in left),
+            vision_macs=round(tower + projected * first),
+            vision_macs_full=round(tower + projected * sum(totals) / rows),
+            vision_tokens_per_layer=tuple(sum(layer) / rows for layer in left),
         )  # fmt: skip
+
+    def _planned(self) -> list[int]:
+        """Vision tokens of each decoder layer for a prompt of one image."""
+        counts = self.counts(self.patches)
+        current, out = counts.get(PROJECTOR, self.patches), []
+        for layer in range(self.depth):
+            current = counts.get(layer, current)
+            out.append(current)
+        return out
 
     def _tower_macs(self) -> int:
         """The vision tower on one image: all its blocks, as transformers runs them."""

@@ -168,7 +168,7 @@ class SievedLlava:
         if known is None:
             self._sieve_attachment.warn_without_image(self._sieve_placeholders(given))
             run.layout = Layout(valid=_validity(given["attention_mask"], past_length(cache, 0), run, cache))
-            run.stats.text_tokens = _length(given, 1)
+            run.stats.text_of_prompts = _lengths(_any_tensor(given), run.layout.valid)
             return
         here, before = _length(given, 1), past_length(cache, 0)
         mask = given["attention_mask"]
@@ -226,7 +226,8 @@ class SievedLlava:
             vision=vision, origin=(vision.cumsum(dim=1) - 1).clamp_min(0), left=totals,
             valid=_validity(given["attention_mask"], past_length(cache, 0), run, cache),
         )  # fmt: skip
-        self._sieve_counts(run, rows, totals, totals, len(sizes), vision.shape[1])
+        self._sieve_counts(run, rows, totals, totals, _lengths(vision, run.layout.valid))
+        run.stats.images = len(sizes)
         return {"mm_encoder_outputs": {"image": images}}
 
     def _sieve_shortened(self, run: Pass, given: dict[str, Any], images: Any, cache: Any) -> Tensor:
@@ -266,24 +267,28 @@ class SievedLlava:
         given.update(input_ids=None, inputs_embeds=prompt.embeds, attention_mask=whole.long(),
                      position_ids=prompt.positions)  # fmt: skip
         totals = [images_here * n for images_here in rows]
-        self._sieve_counts(run, rows, totals, run.layout.left, sum(rows), vision.shape[1])
+        self._sieve_counts(run, rows, totals, run.layout.left, _lengths(vision, valid))
+        run.stats.images = sum(rows)
         return features
 
-    def _sieve_counts(
-        self, run: Pass, rows: list[int], totals: list[int], left: list[int], images: int, length: int
-    ) -> None:
+    def _sieve_counts(self, run: Pass, rows: list[int], totals: list[int], left: list[int], lengths: list[int]) -> None:
+        """What each prompt may keep, and what it has."""
         attachment, stats = self._sieve_attachment, run.stats
         run.layout.counts = [
             attachment.stage2_counts(total, enters, number)
             for total, enters, number in zip(totals, left, rows, strict=True)
         ]
-        stats.images = images
-        stats.vision_tokens = sum(totals) / len(totals)
-        stats.text_tokens = length - max(totals)
+        stats.vision_of_prompts = totals
+        stats.text_of_prompts = [length - total for length, total in zip(lengths, totals, strict=True)]
 
 
 def _length(given: dict[str, Any], axis: int) -> int:
     return int(_any_tensor(given).shape[axis])
+
+
+def _lengths(like: Tensor, valid: Tensor | None) -> list[int]:
+    """How many tokens of each row count. like: (B, L, ...)."""
+    return [like.shape[1]] * like.shape[0] if valid is None else cast("list[int]", valid.sum(dim=1).tolist())
 
 
 def _any_tensor(given: dict[str, Any]) -> Tensor:

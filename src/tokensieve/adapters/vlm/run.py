@@ -185,7 +185,7 @@ class Pass:
         stats = self.stats
         if len(stats.tokens_per_layer) == index:  # a checkpointed layer comes twice
             stats.tokens_per_layer.append(hidden.shape[1])
-            stats.vision_tokens_per_layer.append(sum(stretch.left) / hidden.shape[0])
+            stats.vision_left.append(list(stretch.left))
 
     # -- cutting --------------------------------------------------------------------------------------------------
 

@@ -35,22 +35,33 @@ class Stats:
 
     tokens_per_layer: tokens that each decoder layer ran on in the prefill, text and padding included.
     vision_tokens_per_layer: vision tokens among them, mean over the batch. vision_tokens: before any reduction.
+    For each prompt: text_of_prompts, vision_of_prompts (before any reduction) and vision_left (layer by layer).
     kv_bytes_per_layer: the cache now, over the whole batch. Seconds: of the vision tower with its projector, of the
     prefill without it, of all decoding steps, and of the method's own work, which is part of the prefill's.
     """
 
     batch: int = 0
     images: int = 0
-    text_tokens: int = 0
-    vision_tokens: float = 0.0
+    text_of_prompts: list[int] = field(default_factory=list)
+    vision_of_prompts: list[int] = field(default_factory=list)
+    vision_left: list[list[int]] = field(default_factory=list)
     tokens_per_layer: list[int] = field(default_factory=list)
-    vision_tokens_per_layer: list[float] = field(default_factory=list)
     kv_bytes_per_layer: list[int] = field(default_factory=list)
     vision_seconds: float = 0.0
     prefill_seconds: float = 0.0
     decode_seconds: float = 0.0
     decode_steps: int = 0
     overhead_seconds: float = 0.0
+
+    @property
+    def vision_tokens(self) -> float:
+        """Vision tokens of a prompt before any reduction, mean over the batch."""
+        return sum(self.vision_of_prompts) / max(1, len(self.vision_of_prompts))
+
+    @property
+    def vision_tokens_per_layer(self) -> list[float]:
+        """Vision tokens that each decoder layer ran on, mean over the batch."""
+        return [sum(rows) / max(1, len(rows)) for rows in self.vision_left]
 
     @property
     def vision_tokens_average(self) -> float:
