@@ -5,6 +5,7 @@ May import: open_clip, timm, the zoo.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -110,8 +111,8 @@ class OpenClipBackbone(Backbone):
         self.dim = self.width if visual.proj is None else visual.proj.shape[1]
         self.depth = len(visual.transformer.resblocks)
         self.grid = tuple(visual.grid_size)
-        if not visual.transformer.batch_first:
-            raise OptionError("an open_clip tower whose blocks want (tokens, batch, width) is not supported")
+        if not visual.transformer.batch_first or not hasattr(visual.transformer.resblocks[0], "attention"):
+            raise OptionError("an open_clip tower with blocks of its own kind is not supported")
 
     def embed(self, images: Tensor, camera: Tensor | None) -> Tensor:
         v = self.visual
@@ -185,29 +186,51 @@ def _vit_s14(size: tuple[int, int], pretrained: bool) -> Any:
 
 
 def _open_clip(name: str, checkpoint: str | None, size: tuple[int, int]) -> Any:
-    """An open_clip tower; positions are interpolated to the grid. checkpoint: None leaves the weights as they come."""
+    """An open_clip image tower, positions interpolated to the grid. checkpoint: None leaves the weights at random."""
     from tokensieve._torchvision import declare_missing_schemas
 
     declare_missing_schemas()
     import open_clip
+    from open_clip.model import _build_vision_tower  # alone: a whole model would build its text tower too
 
     shape = open_clip.get_model_config(name)
     if shape is None:
         known = [SMALL, VIT_S14, *open_clip.list_models()]
         raise UnknownNameError(f"unknown MODEL.TRANSFORMER_TYPE {name!r}.{nearest(name, known)}")
-    patch = shape["vision_cfg"].get("patch_size")
-    if not isinstance(shape["vision_cfg"].get("layers"), int) or patch is None:
+    vision = shape["vision_cfg"]
+    if not isinstance(vision.get("layers"), int) or "patch_size" not in vision or vision.get("attentional_pool"):
         raise OptionError(f"MODEL.TRANSFORMER_TYPE {name}: its image tower is no plain vision transformer")
-    _check_patch(size, patch)
-    if checkpoint is not None and not Path(checkpoint).is_file():
+    _check_patch(size, vision["patch_size"])
+    visual = _build_vision_tower(shape["embed_dim"], {**vision, "image_size": size}, shape.get("quick_gelu", False))
+    if checkpoint is not None:
+        _load_open_clip(visual, name, Path(checkpoint))
+    return visual
+
+
+def _load_open_clip(visual: Any, name: str, path: Path) -> None:
+    """The image tower's part of a checkpoint, in whatever precision it was saved."""
+    from open_clip.factory import load_state_dict
+
+    if not path.is_file():
+        given = str(path) if path.name else ""
         raise MissingMaterialError(
-            f"MODEL.PRETRAIN_PATH {checkpoint!r}: there is no such file; name a local checkpoint of open_clip's {name}"
+            f"MODEL.PRETRAIN_PATH {given!r}: there is no such file; name a local checkpoint of open_clip's {name}"
         )
     try:
-        model = open_clip.create_model(
-            name, pretrained=checkpoint, force_image_size=size, load_weights=bool(checkpoint)
-        )
+        whole = load_state_dict(str(path))
+        state = {key.removeprefix("visual."): value.float() for key, value in whole.items() if key[:7] == "visual."}
+        state["positional_embedding"] = _positions(state["positional_embedding"], visual.grid_size)
+        visual.load_state_dict(state)
     except Exception as error:  # a file that is something else can fail in any way
         reason = " ".join(str(error).split())[:200]
-        raise MissingMaterialError(f"MODEL.PRETRAIN_PATH {checkpoint}: no checkpoint of {name}: {reason}") from None
-    return model.visual
+        raise MissingMaterialError(f"MODEL.PRETRAIN_PATH {path}: no checkpoint of {name}: {reason}") from None
+
+
+def _positions(table: Tensor, grid: tuple[int, int]) -> Tensor:
+    """(1 + g * g, width) of a square grid -> (1 + rows * columns, width), as open_clip interpolates."""
+    side = math.isqrt(len(table) - 1)
+    if (side, side) == tuple(grid):
+        return table
+    patches = table[1:].reshape(1, side, side, -1).permute(0, 3, 1, 2)
+    patches = F.interpolate(patches, size=tuple(grid), mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([table[:1], patches[0].flatten(1).T])
