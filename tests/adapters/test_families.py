@@ -30,8 +30,10 @@ def test_lengths_are_what_the_budget_says(family: str) -> None:
     with tokensieve.attach(tiny.model, "grid", keep=[20, 7], at=[1, 3]) as handle:
         assert handle.tokens_per_layer == [p + 36, p + 20, p + 20, p + 7]
         assert lengths(tiny) == handle.tokens_per_layer
-    with tokensieve.attach(tiny.model, "random", keep=0.5) as handle:
+    with tokensieve.attach(tiny.model, "grid", keep=0.5) as handle:
         assert lengths(tiny) == [p + 32, p + 27, p + 23, p + 18] == handle.tokens_per_layer
+    with tokensieve.attach(tiny.model, "random", keep=0.5) as handle:  # every third block, from the first
+        assert lengths(tiny) == [p + 27, p + 27, p + 27, p + 18] == handle.tokens_per_layer
     with tokensieve.attach(tiny.model, "grid", keep=9, at=0):
         assert lengths(tiny) == [p + 9] * 4
     assert lengths(tiny) == [p + 36] * 4

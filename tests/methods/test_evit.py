@@ -6,6 +6,7 @@ import pytest
 import torch
 from method_views import best, draw_view, importance_of, keys_of, nearest_kept, one_of
 
+from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, UnknownNameError
 from tokensieve.methods import make_method
 
@@ -78,9 +79,8 @@ def test_gradients_reach_queries_and_keys_through_the_fused_token():
     step = torch.randn_like(view.q)
 
     def fused(q):
-        view._seen.clear()
-        view.q = q
-        return make_method("evit").reduce(view, 4).apply(view.tokens, 1, 0)[0][:, -1].sum()
+        asking = TokenView(view.tokens, q, view.k, scale=view.scale, prefix=1, has_cls=True)
+        return make_method("evit").reduce(asking, 4).apply(view.tokens, 1, 0)[0][:, -1].sum()
 
     q = view.q.clone().requires_grad_()
     (slope,) = torch.autograd.grad(fused(q), q)

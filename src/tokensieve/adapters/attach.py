@@ -140,7 +140,7 @@ def _half(family: Family, tower: nn.Module) -> int:
 def _places(at: int | Sequence[int] | None, method: Method, family: Family, tower: nn.Module) -> tuple[int, ...]:
     depth = len(list(family.blocks(tower).children()))
     if at is None:
-        return (_half(family, tower),) if method.one_cut else tuple(range(depth))
+        return (_half(family, tower),) if method.one_cut else tuple(range(0, depth, method.spacing()))
     places = (at,) if isinstance(at, int) else tuple(at)
     for place in places:
         if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < depth:

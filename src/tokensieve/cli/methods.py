@@ -31,7 +31,7 @@ def run(args: Namespace) -> int:
 def _describe(name: str) -> str:
     """Docstring, options with defaults, and where it cuts by default."""
     cls = method_class(name)
-    where = "one cut at half depth" if cls.one_cut else f"spread over all blocks, {cls.schedule} schedule"
+    where = "one cut at half depth" if cls.one_cut else f"spread over the depth, {cls.schedule} schedule"
     stages = " and ".join(method_stages(name))
     if "encoder" not in cls.stages:
         where = "in a vision-language model (docs/vlm.md)"

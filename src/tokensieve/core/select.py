@@ -45,10 +45,14 @@ def max_min(x: Tensor, k: int) -> Tensor:
     then adds the one farthest from all chosen. k steps of O(N), over the whole batch at once; an N x N matrix is held.
     """
     _check(k, x.shape[1])
-    distance = 1.0 - cosine(x, x)
+    distance = cosine(x, x).neg_().add_(1.0)
     batch, n, _ = distance.shape
-    itself = torch.eye(n, dtype=torch.bool, device=x.device)
-    first = _first(distance.masked_fill(itself, float("inf")).amin(dim=-1), distance.mean(dim=-1))
+    apart = distance.mean(dim=-1)
+    own = distance.diagonal(dim1=1, dim2=2)
+    itself = own.clone()
+    own.fill_(float("inf"))  # in place: a second matrix of this size would be the peak of the whole model
+    first = _first(distance.amin(dim=-1), apart)
+    own.copy_(itself)
     chosen = [first]
     row = torch.arange(batch, device=x.device)
     nearest = distance[row, first]

@@ -20,11 +20,14 @@ class Random(Selector):
 
     Drawn for each image from (seed, hash of its tokens), without a generator: a batch equals its singles, images
     differ, and the same seed gives the same result. Not a joke: on LLaVA-1.5 at -67 % tokens random selection beats six
-    of eight published methods (UniPruneBench).
+    of eight published methods (UniPruneBench). A spread budget cuts at every third block.
     """
 
     seed: int = 0
     uses_positions: ClassVar[bool] = True
+
+    def spacing(self) -> int:
+        return 3  # measured: as good as every block
 
     def score(self, view: TokenView, keep: int) -> Tensor:
         return unit_noise(image_hash(view.tokens), view.origin, self.seed)
