@@ -59,7 +59,7 @@ def _run(run: Run) -> dict[str, Any]:
     return {
         "where": r.where(run), "method": r.method(run), "budget": r.budget(run), "queries": r.number(run, "queries"),
         "measures": list(dict.fromkeys(name for row in rows for name in row["metrics"])),
-        "rows": [_row(row) for row in rows], "lists": lists,
+        "rows": [_row(row) for row in rows], "lists": lists, "reranked": run.get("option_rerank") is True,
         "lost": sum(found["lost"] for found in lists), "data": str(root),
         "real": layout.upper() if layout in _PUBLISHED else "", "published": _PUBLISHED.get(layout, ""),
     }  # fmt: skip

@@ -121,10 +121,10 @@ def evaluate_checkpoints(
     found, lists = _measured(loaded, reid, root, options, export, device, progress)
     rows = _rows(found, first.model.modalities)
     plain = found[(), False][0]
-    runs = zip(loaded, found[(), options.rerank], strict=True)
+    runs = zip(loaded, found[(), False], strict=True)
     return {
         **_names(first, root, reid),
-        "metrics": rows[options.rerank]["metrics"],
+        "metrics": _metrics(rows),
         **_cost(first.model),
         **_settings(options, loaded),
         "rows": rows,
@@ -193,7 +193,7 @@ def evaluate_features(path: Path, options: EvalOptions, *, command: str = "") ->
         "format": EVAL_FORMAT,
         **names,
         "task": "reid",
-        "metrics": rows[options.rerank]["metrics"],
+        "metrics": _metrics(rows),
         **{key: table.about.get(key) for key in ("mode", "keep", "keep_average", "reduced", "seed", "checkpoint",
                                                  "option_flip", "option_after_neck")},
         **({"option_rerank": True} if options.rerank else {}),
@@ -240,6 +240,13 @@ def _rows(found: Found, modalities: Sequence[str]) -> list[dict[str, Any]]:
              "metrics": mean, "deviation": deviation if len(runs) > 1 else {}, "checkpoints": len(runs)}
         )  # fmt: skip
     return rows
+
+
+def _metrics(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """The figures of all modalities by distance, so that runs with and without re-ranking compare; it comes beside."""
+    complete = {row["reranked"]: row["metrics"] for row in rows if not row["missing"]}
+    more = {f"{name} re-ranked": complete[True][name] for name in ("mAP", "R1")} if True in complete else {}
+    return {**complete[False], **more}
 
 
 def _lists(ranking: Ranking, reid: ReidSet, model: ReidModel, root: Path, options: EvalOptions) -> list[dict[str, Any]]:
