@@ -12,7 +12,7 @@ def add_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--tower_steps", type=int, default=1600, metavar="S", help="steps with patch labels (default: 1600)")
     add("--tower_batch", type=int, default=8, metavar="B", help="images a step with patch labels (default: 8)")
-    add("--steps", type=int, default=6000, metavar="S", help="steps with questions (default: 6000)")
+    add("--steps", type=int, default=2500, metavar="S", help="steps with questions (default: 2500)")
     add("--batch_size", type=int, default=8, metavar="B", help="images a step with questions (default: 8)")
     add("--each", type=int, default=3, metavar="N", help="questions of each kind about an image (default: 3)")
     add("--lr", type=float, default=5e-3, help="of the steps with questions (default: 0.005)")

@@ -9,8 +9,10 @@ training.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +48,7 @@ class BaseConfig:
     tower_steps: int = 1600
     tower_batch: int = 8
     tower_lr: float = 8e-3
-    steps: int = 6000
+    steps: int = 2500
     batch: int = 8
     each: int = 3
     lr: float = 5e-3
@@ -189,7 +191,7 @@ def train_base(
     processor = build_processor()
     words = Words(processor.tokenizer.get_vocab())
     model = build_small_llava(config.sizes, processor.tokenizer, config.seed)
-    stages: tuple[tuple[str, type[_SmallTask], int], ...] = (
+    stages: tuple[tuple[str, type[TowerTask] | type[DecoderTask], int], ...] = (
         ("tower", TowerTask, config.tower_steps), ("decoder", DecoderTask, config.steps),
     )  # fmt: skip
     for name, task, steps in stages:
@@ -200,16 +202,12 @@ def train_base(
             seed=config.seed, device="cpu",
         )  # fmt: skip
         tell(f"{name}: {steps} steps")
-        fit(task(config, model, words), settings, place, resume=resume and begun,  # type: ignore[arg-type]
-            tell=tell, tick=lambda step, name=name: tick(name, step))  # fmt: skip
+        fit(task(config, model, words), settings, place, resume=resume and begun, tell=tell, tick=partial(tick, name))
     save_small_llava(model, processor, folder / "model")
     found = final_judgement(config, model, words)
     for row in found:
-        tell(
-            ", ".join(
-                f"{name} {value if isinstance(value, str) else format(value, '.3f')}" for name, value in row.items()
-            )
-        )
+        figures = [f"{name} {value:.3f}" for name, value in row.items() if name != "who"]
+        tell(f"{row['who']}: {', '.join(figures)}")
     write_record(
         new_record("vlm-base", asdict(config), found, seed=config.seed, threads=torch.get_num_threads()),
         folder / "record.json",
@@ -226,7 +224,13 @@ def final_judgement(config: BaseConfig, model: Any, words: Words) -> list[dict[s
 
 
 def save_small_llava(model: Any, processor: Any, folder: Path) -> None:
-    """A folder for plain `from_pretrained`: configuration, weights, tokenizer, image processor."""
+    """A folder for plain `from_pretrained`: configuration, weights, tokenizer, image processor. Whole or not at all."""
     model.requires_grad_(True).eval()
-    model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
+        part = Path(scratch) / folder.name
+        model.save_pretrained(part)
+        processor.save_pretrained(part)
+        if folder.exists():
+            folder.rename(Path(scratch) / "old")
+        part.rename(folder)

@@ -7,8 +7,9 @@ and scenes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -121,10 +122,10 @@ class _Scene:
         self.by_shape = self._groups(lambda p: self.shape[p])
         self.by_both = self._groups(lambda p: (self.colour[p], self.shape[p]))
 
-    def _groups(self, key: object) -> dict:
-        found: dict = {}
+    def _groups(self, key: Callable[[int], Any]) -> dict[Any, list[int]]:
+        found: dict[Any, list[int]] = {}
         for place in self.objects:
-            found.setdefault(key(place), []).append(place)  # type: ignore[operator]
+            found.setdefault(key(place), []).append(place)
         return found
 
     def can(self, kind: str, form: str) -> bool:
@@ -135,34 +136,34 @@ class _Scene:
             return len(self.digits) == 1
         return bool(self.objects)
 
-    def colour_at(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def colour_at(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         place = _pick(rng, self.objects)
         return {"place": PLACES[place]}, COLOURS[self.colour[place]], place
 
-    def colour_of(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def colour_of(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         place = _pick(rng, _alone(self.by_shape))
         return {"shape": SHAPES[self.shape[place]]}, COLOURS[self.colour[place]], place
 
-    def shape_at(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def shape_at(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         place = _pick(rng, self.objects)
         return {"place": PLACES[place]}, SHAPES[self.shape[place]], place
 
-    def shape_of(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def shape_of(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         place = _pick(rng, _alone(self.by_colour))
         return {"colour": COLOURS[self.colour[place]]}, SHAPES[self.shape[place]], place
 
-    def count_all(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def count_all(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         return {}, str(len(self.objects)), -1
 
-    def count_colour(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def count_colour(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         colour, count = _even(rng, [len(self.by_colour.get(c, ())) for c in range(len(COLOURS))])
         return {"colour": COLOURS[colour]}, str(count), -1
 
-    def count_shape(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def count_shape(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         shape, count = _even(rng, [len(self.by_shape.get(s, ())) for s in range(len(SHAPES))])
         return {"shapes": PLURALS[shape]}, str(count), -1
 
-    def exists_both(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def exists_both(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         pairs = [(c, s) for c in range(len(COLOURS)) for s in range(len(SHAPES))]
         here = [pair for pair in pairs if pair in self.by_both]
         # the hard "no": colour and shape are both there, on different objects
@@ -173,34 +174,34 @@ class _Scene:
         colour, shape = chosen[rng.integers(len(chosen))]
         return {"colour": COLOURS[colour], "shape": SHAPES[shape]}, "yes" if yes else "no", -1
 
-    def exists_colour(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def exists_colour(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         colour, there = _even(rng, [c in self.by_colour for c in range(len(COLOURS))])
         return {"colour": COLOURS[colour]}, "yes" if there else "no", -1
 
-    def exists_shape(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def exists_shape(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         shape, there = _even(rng, [s in self.by_shape for s in range(len(SHAPES))])
         return {"shape": SHAPES[shape]}, "yes" if there else "no", -1
 
-    def where_both(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def where_both(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         place = _pick(rng, _alone(self.by_both))
         return {"colour": COLOURS[self.colour[place]], "shape": SHAPES[self.shape[place]]}, PLACES[place], place
 
-    def where_digit(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def where_digit(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         return {}, PLACES[self.digits[0]], self.digits[0]
 
-    def digit_any(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def digit_any(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         return {}, DIGITS[self.digit[self.digits[0]]], self.digits[0]
 
-    def digit_at(self, rng: np.random.Generator) -> tuple[dict, str, int]:
+    def digit_at(self, rng: np.random.Generator) -> tuple[dict[str, str], str, int]:
         place = self.digits[0]
         return {"place": PLACES[place]}, DIGITS[self.digit[place]], place
 
 
 def _pick(rng: np.random.Generator, places: Sequence[int]) -> int:
-    return places[rng.integers(len(places))]
+    return places[int(rng.integers(len(places)))]
 
 
-def _alone(groups: dict) -> list[int]:
+def _alone(groups: dict[Any, list[int]]) -> list[int]:
     """The places of things that share their key with no other."""
     return [places[0] for places in groups.values() if len(places) == 1]
 
