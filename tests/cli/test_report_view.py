@@ -106,7 +106,7 @@ def test_report_draws_photos_and_says_what_it_cannot_draw(
     assert main(["report", str(folder), "--photos", str(photo), "-o", str(page)]) == 0
     html = page.read_text(encoding="utf-8")
     assert html.count("<img") == 1 + 2 * 2
-    assert "128 of 256, block 11" in html
+    assert "128 of 256, block 9" in html
     assert "evit is not drawn: at=40" in html
     bad = tmp_path / "bad.jpg"
     bad.write_text("no image")
@@ -125,7 +125,7 @@ def test_view_draws_photo_kept_and_scores(capsys: pytest.CaptureFixture[str], tm
             return image.size
 
     three = size()
-    assert "anchor, keep 0.4, 102 of 256 patches after block 11" in capsys.readouterr().out
+    assert "anchor, keep 0.4, 102 of 256 patches after block 9" in capsys.readouterr().out
     assert three[0] > 3 * 448
     assert size("--method", "divprune", "--keep", "60")[0] < three[0]  # no scores
     assert "60 of 256 patches after block 5" in capsys.readouterr().out

@@ -166,6 +166,9 @@ def _upright_or_wide(layout: Layout, samples: Sequence[Sample]) -> tuple[int, in
     return (layout.size[1], layout.size[0]) if wide else layout.size
 
 
+ROOM = 256 * 2**20  # bytes of decoded images that one set of samples may hold
+
+
 class ReidImages(Dataset[dict[str, Any]]):
     """Samples as tensors.
 
@@ -201,6 +204,7 @@ class ReidImages(Dataset[dict[str, Any]]):
         self.identities = sorted({sample.pid for sample in self.samples})
         self._labels = {pid: label for label, pid in enumerate(self.identities)}
         self.epoch = 0
+        self._held: dict[tuple[int, str], Tensor] = {}
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -211,7 +215,7 @@ class ReidImages(Dataset[dict[str, Any]]):
     def __getitem__(self, index: int) -> dict[str, Any]:
         sample = self.samples[index]
         change = draw_augmentation((self.seed, self.epoch, index), self.size) if self.train else None
-        images = {modality: self._image(sample, modality, change) for modality in self.modalities}
+        images = {modality: self._image(index, modality, change) for modality in self.modalities}
         return {
             "images": images,
             "present": {modality: modality in sample.paths for modality in self.modalities},
@@ -221,17 +225,27 @@ class ReidImages(Dataset[dict[str, Any]]):
             "index": index,
         }
 
-    def _image(self, sample: Sample, modality: str, change: Augmentation | None) -> Tensor:
-        height, width = self.size
-        if modality not in sample.paths:
-            return torch.zeros(3, height, width)
+    def _image(self, index: int, modality: str, change: Augmentation | None) -> Tensor:
+        if modality not in self.samples[index].paths:
+            return torch.zeros(3, *self.size)
+        pixels = self._pixels(index, modality).permute(2, 0, 1).float().div_(255)
+        pixels = (pixels - self.mean) / self.std
+        return pixels if change is None else change.apply(pixels)
+
+    def _pixels(self, index: int, modality: str) -> Tensor:
+        """(H, W, 3) uint8, decoded once as long as there is room: reading takes a third of a small model's step."""
+        held = self._held.get((index, modality))
+        if held is not None:
+            return held
+        sample, (height, width) = self.samples[index], self.size
         try:
             image = sample.open(modality).resize((width, height), Image.Resampling.BILINEAR)
         except (OSError, ValueError, SyntaxError):
             raise DataError(f"cannot read {sample.paths[modality]}: no image, or cut short") from None
-        pixels = torch.from_numpy(np.asarray(image).copy()).permute(2, 0, 1).float().div_(255)
-        pixels = (pixels - self.mean) / self.std
-        return pixels if change is None else change.apply(pixels)
+        pixels = torch.from_numpy(np.asarray(image).copy())
+        if (len(self._held) + 1) * pixels.numel() <= ROOM:
+            self._held[index, modality] = pixels
+        return pixels
 
 
 def split_validation(
