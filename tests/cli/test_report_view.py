@@ -106,7 +106,7 @@ def test_report_draws_photos_and_says_what_it_cannot_draw(
     assert main(["report", str(folder), "--photos", str(photo), "-o", str(page)]) == 0
     html = page.read_text(encoding="utf-8")
     assert html.count("<img") == 1 + 2 * 2
-    assert "128 of 256, block 9" in html
+    assert "128 of 256, block 11" in html
     assert "evit is not drawn: at=40" in html
     bad = tmp_path / "bad.jpg"
     bad.write_text("no image")
