@@ -28,9 +28,11 @@ PROMPT = "USER: <image>\n{question} ASSISTANT:"
 
 @dataclass(frozen=True)
 class Asked:
-    """One question. image: a file, or a picture (H, W, 3) uint8. answers: all that count, at least one."""
+    """One question. image: a file, or a picture (H, W, 3) uint8. name: of the image, which several questions may share.
+    answers: all that people gave, at least one."""
 
     image: Path | np.ndarray
+    name: str
     question: str
     answers: tuple[str, ...]
     kind: str = "any"
@@ -101,7 +103,7 @@ class Asker:
         self.processor, self.prompt, self.new_tokens = processor, check_prompt(prompt), new_tokens
         self.placeholder = getattr(processor, "image_token", "<image>")
 
-    def batches(self, questions: Sequence[Asked], size: int) -> Iterator[tuple[list[Asked], dict[str, Tensor]]]:
+    def batches(self, questions: Sequence[Asked], size: int) -> Iterator[dict[str, Tensor]]:
         """Inputs of `size` questions at a time, padded on the left."""
         tokenizer = self.processor.tokenizer
         tokenizer.padding_side = "left"
@@ -115,7 +117,7 @@ class Asker:
                 for asked in some
             ]
             found = self.processor(images=images, text=texts, padding=True, return_tensors="pt")
-            yield some, {name: found[name] for name in ("input_ids", "attention_mask", "pixel_values")}
+            yield {name: found[name] for name in ("input_ids", "attention_mask", "pixel_values")}
 
     def _text(self, asked: Asked) -> str:
         if self.placeholder in asked.question:
@@ -141,9 +143,7 @@ class Asker:
             logits_processor=LogitsProcessorList([clock]), return_dict_in_generate=True,
         )  # fmt: skip
         ids = out.sequences[:, there["input_ids"].shape[1] :]
-        into.texts += [
-            text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)
-        ]  # fmt: skip
+        into.texts += [text.strip() for text in self.processor.batch_decode(ids, skip_special_tokens=True)]
         steps = len(clock.times) - 1
         rows = len(ids)
         into.rows.append(rows)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from PIL import Image
 
 from tokensieve.errors import DataError, OptionError
 from tokensieve.results.record import write_whole
-from tokensieve.tasks.vlm.questions import KINDS, ask
+from tokensieve.tasks.vlm.questions import KINDS, Question, ask
 from tokensieve.tasks.vlm.scenes import SPLITS, make_scenes
 
 __all__ = [
     "VisualQuestion",
+    "draw_questions",
     "exact_match",
     "load_image",
     "load_questions",
@@ -98,26 +99,35 @@ def load_image(path: Path) -> Image.Image:
         raise DataError(f"image {path} cannot be read: {error}") from None
 
 
+def draw_questions(
+    images: int, seed: int, split: str = "test", each: int = 1
+) -> Iterator[tuple[np.ndarray, list[Question]]]:
+    """Scenes, (96, 96, 3) uint8, and `each` questions of every kind about each. The first ones do not depend on how
+    many are drawn."""
+    if images < 1 or each < 1:
+        raise OptionError(f"{images} images, {each} questions of each kind: at least 1")
+    if split not in SPLITS:
+        raise OptionError(f"split {split!r}: one of {', '.join(SPLITS)}")
+    rng = np.random.default_rng([seed, SPLITS.index(split), 2])
+    for first in range(0, images, _CHUNK):
+        scenes = make_scenes(_CHUNK, [seed, first], split)
+        for index in range(min(_CHUNK, images - first)):
+            yield scenes.images[index], list(ask(scenes, index, rng, KINDS * each))
+
+
 def write_synthetic(folder: Path, images: int, seed: int, split: str = "test", each: int = 1) -> int:
     """Write scenes as PNG files and `each` questions of every kind about each; the number of questions.
 
     The questions' file comes last, so that a folder that has one is whole.
     """
-    if images < 1 or each < 1:
-        raise OptionError(f"{images} images, {each} questions of each kind: at least 1")
-    if split not in SPLITS:
-        raise OptionError(f"split {split!r}: one of {', '.join(SPLITS)}")
     lines: list[dict[str, Any]] = []
-    rng = np.random.default_rng([seed, SPLITS.index(split), 2])
-    for first in range(0, images, _CHUNK):
-        scenes = make_scenes(min(_CHUNK, images - first), [seed, first], split)
-        for index in range(len(scenes)):
-            name = f"images/{first + index:06d}.png"
-            picture = io.BytesIO()
-            Image.fromarray(scenes.images[index]).save(picture, format="PNG")
-            write_whole(folder / name, picture.getvalue())
-            for asked in ask(scenes, index, rng, KINDS * each):
-                lines.append({"image": name, "question": asked.text, "answers": [asked.answer], "type": asked.kind})
+    for number, (picture, questions) in enumerate(draw_questions(images, seed, split, each)):
+        name = f"images/{number:06d}.png"
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, format="PNG")
+        write_whole(folder / name, file.getvalue())
+        for asked in questions:
+            lines.append({"image": name, "question": asked.text, "answers": [asked.answer], "type": asked.kind})
     write_whole(folder / QUESTIONS, "".join(json.dumps(line) + "\n" for line in lines).encode())
     return len(lines)
 
