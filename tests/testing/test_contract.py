@@ -20,7 +20,7 @@ from tokensieve.testing.vlm import tiny_llava
 from tokensieve.testing.vlm_rules import VLM_RULES
 
 # learned needs a trained file: tested where it is made; two_stage has parts that are methods themselves
-METHODS = [name for name in list_methods() if name not in ("learned", "two_stage")]
+METHODS = [name for name in list_methods() if name not in ("learned", "merger", "pruner", "two_stage")]
 ENCODER = [name for name in METHODS if name in list_methods("encoder")]
 VARIANTS = [(name, {}) for name in METHODS] + [
     (name, {"fold": True}) for name in METHODS if "fold" in method_options(name)

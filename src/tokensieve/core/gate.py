@@ -5,17 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["existence_bias", "fold_masses", "keep_gate"]
+__all__ = ["existence_bias", "fold_masses", "keep_gate", "keep_probability"]
 
 
-def keep_gate(score: Tensor, hard: Tensor, tau: float) -> Tensor:
-    """(B, N) float32: exactly 1 where hard, 0 elsewhere, with the gradient of a keep probability.
+def keep_probability(score: Tensor, hard: Tensor, tau: float) -> Tensor:
+    """(B, N) float32: a per-token relaxed Bernoulli around the k-th score, p = sigmoid((score - threshold) / tau).
 
-    A per-token relaxed Bernoulli around the k-th score: p = sigmoid((score - threshold) / tau), the threshold half way
-    between the lowest score that stays and the highest that goes. It follows the scores so that the sum of p, the
-    budget, stays: what all tokens want alike cancels, only what one wants more than the others counts. Gradients are
-    largest at the threshold, and reach kept and dropped tokens alike. score: (B, N), finite. hard: (B, N) bool, the
-    scores' top k.
+    The threshold lies half way between the lowest score that stays and the highest that goes. It follows the scores so
+    that the sum of p, the budget, stays: what all tokens want alike cancels, only what one wants more than the others
+    counts. Gradients are largest at the threshold, and reach kept and dropped tokens alike. score: (B, N), finite.
+    hard: (B, N) bool, the scores' top k, neither none nor all of them.
     """
     score = score.float()
     last = score.masked_fill(~hard, torch.inf).amin(dim=1, keepdim=True)
@@ -24,7 +23,12 @@ def keep_gate(score: Tensor, hard: Tensor, tau: float) -> Tensor:
     slope = ((score.detach() - threshold) / tau).sigmoid()
     slope = slope * (1.0 - slope)
     mean = (slope * score).sum(dim=1, keepdim=True) / slope.sum(dim=1, keepdim=True).clamp_min(1e-30)
-    p = ((score - (threshold + mean - mean.detach())) / tau).sigmoid()
+    return ((score - (threshold + mean - mean.detach())) / tau).sigmoid()
+
+
+def keep_gate(score: Tensor, hard: Tensor, tau: float) -> Tensor:
+    """(B, N) float32: exactly 1 where hard, 0 elsewhere, with the gradient of `keep_probability`."""
+    p = keep_probability(score, hard, tau)
     return hard + (p - p.detach())
 
 

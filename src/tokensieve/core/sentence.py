@@ -31,16 +31,17 @@ class Sentence:
         text_valid: Tensor | None = None,
         valid: Tensor | None = None,
         past: int = 0,
+        states: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """queries: (B, R) places -> (B, H, R, d), rotated. keys: () -> (B, G, S, d), rotated; H is a multiple of G.
 
         S = past + L: `past` keys of an earlier turn come first. vision: (B, N) and text: (B, T) places in 0..L-1;
         text_valid: (B, T), False where a row of the batch has fewer; last: (B,) the place of the last token.
-        valid: (B, S), False for padding. None: all count.
+        valid: (B, S), False for padding. None: all count. states: (B, R) places -> (B, R, D), the residual stream.
         """
         self._queries, self._keys, self.scale = queries, keys, scale
         self.vision, self.last, self.text, self.text_valid = vision, last, text, text_valid
-        self.valid, self.past = valid, past
+        self.valid, self.past, self._states = valid, past, states
 
     @property
     def keys(self) -> Tensor:
@@ -50,6 +51,12 @@ class Sentence:
     def queries(self, rows: Tensor) -> Tensor:
         """(B, H, R, d) queries of the tokens at `rows` (B, R)."""
         return self._queries(rows)
+
+    def states(self, rows: Tensor) -> Tensor:
+        """(B, R, D) the residual stream of the tokens at `rows` (B, R), as it is at the cut."""
+        if self._states is None:
+            raise ValueError("this sentence was made without its tokens' states")
+        return self._states(rows)
 
     def attention(self, rows: Tensor) -> Tensor:
         """(B, R, N) attention that the tokens at `rows` (B, R) pay to each vision token: what the layer did.

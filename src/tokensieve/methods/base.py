@@ -9,6 +9,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from tokensieve.core import merge
+from tokensieve.core.budget import Keep
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
@@ -61,6 +62,9 @@ class Method(ABC):
     def check_encoder(self, depth: int, width: int) -> None:  # noqa: B027
         """Raise where the method was made for an encoder of another depth or width. Called when it is attached."""
 
+    def check_decoder(self, depth: int, width: int, vision_width: int) -> None:  # noqa: B027
+        """Raise where the method was made for a language model of another depth or width, or another vision tower."""
+
     def layers(self, depth: int) -> tuple[int, ...]:
         """The layers of a language model of `depth` layers before which it cuts, where none are named."""
         return (min(2, depth - 1),)
@@ -73,7 +77,7 @@ class Method(ABC):
         """
         return 1
 
-    def own_keep(self) -> int | None:
+    def own_keep(self) -> Keep | None:
         """The budget that the method's own options ask for, where none is given."""
         return None
 

@@ -31,6 +31,8 @@ _BUILT_IN: dict[str, tuple[str, str, str]] = {
     "fastv": ("fastv", "FastV", "top by the last token's attention, before layer 2 (2403.06764)"),
     "pyramiddrop": ("pyramiddrop", "PyramidDrop", "top by the last token's attention, in steps (2410.17247)"),
     "sparsevlm": ("sparsevlm", "SparseVLM", "top by the text's attention, some dropped recycled (2410.04417)"),
+    "merger": ("merger", "Merger", "ours: learned centres that take in the rest, needs adapter=FILE"),
+    "pruner": ("pruner", "Pruner", "ours: learned heads that read the question, needs adapter=FILE"),
     "two_stage": ("two_stage", "TwoStage", "one method before the language model and one inside it"),
 }
 # Where a method can work, where that is not everywhere: said here too, so that the list needs no torch
@@ -42,6 +44,8 @@ _STAGES: dict[str, tuple[str, ...]] = {
     "fastv": ("decoder",),
     "pyramiddrop": ("decoder",),
     "sparsevlm": ("decoder",),
+    "merger": ("projector",),
+    "pruner": ("decoder",),
     "two_stage": ("projector", "decoder"),
 }
 _ALL = ("encoder", "projector", "decoder")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
-from tokensieve.core.budget import target_count
+from tokensieve.core.budget import Keep, target_count
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
@@ -21,20 +22,28 @@ class TwoStage(Method):
 
     first, second: methods, or names whose options are in first_options and second_options. merge_keep: a count or a
     ratio of the image's tokens after stage 1. `keep` of attach is what remains at the end, a ratio of all of them.
+    adapter: what `tokensieve train vlm` wrote: both stages learned, merge_keep and keep as trained unless given.
     """
 
     first: str | Method = "visionzip"
     second: str | Method = "pyramiddrop"
-    merge_keep: int | float = 0.5
+    merge_keep: int | float | None = None
+    adapter: str | Path = ""
     first_options: dict[str, Any] = field(default_factory=dict)
     second_options: dict[str, Any] = field(default_factory=dict)
 
     stages: ClassVar[tuple[str, ...]] = ("projector", "decoder")
 
     def __post_init__(self) -> None:
+        if self.adapter:
+            if (self.first, self.second) != ("visionzip", "pyramiddrop") or self.first_options or self.second_options:
+                raise OptionError("adapter= makes both stages: give it, or first and second")
+            self.first, self.first_options = "merger", {"adapter": self.adapter}
+            self.second, self.second_options = "pruner", {"adapter": self.adapter}
         self.first = _made(self.first, self.first_options, "projector", "first")
         self.second = _made(self.second, self.second_options, "decoder", "second")
-        target_count(576, self.merge_keep)  # raises where it is no budget
+        self.keep_first: int | float = _single(self.first) if self.merge_keep is None else self.merge_keep
+        target_count(576, self.keep_first)  # raises where it is no budget
 
     @property
     def parts(self) -> tuple[Method, Method]:
@@ -46,8 +55,25 @@ class TwoStage(Method):
     def layers(self, depth: int) -> tuple[int, ...]:
         return self.parts[1].layers(depth)
 
+    def own_keep(self) -> Keep | None:
+        """Of a learned second stage: its ratios, of all tokens, where stage 1 leaves a ratio of them."""
+        own = self.parts[1].own_keep()
+        if not isinstance(own, list) or not isinstance(self.keep_first, float):
+            return None
+        return [self.keep_first * ratio for ratio in own]
+
+    def check_decoder(self, depth: int, width: int, vision_width: int) -> None:
+        for part in self.parts:
+            part.check_decoder(depth, width, vision_width)
+
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         raise TypeError("two_stage reduces nothing itself: its parts do, each at its stage")
+
+
+def _single(first: Method) -> int | float:
+    """What a method leaves at stage 1 where nothing is said: what it was trained for, else half."""
+    own = first.own_keep()
+    return own if isinstance(own, float) else 0.5
 
 
 def _made(method: str | Method, options: dict[str, Any], stage: str, name: str) -> Method:

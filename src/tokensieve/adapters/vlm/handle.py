@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -100,6 +100,7 @@ class VlmAttachment(Attachment):
         self.schedule = schedule or chosen.schedule
         self._before: list[tuple[nn.Module, type]] = []
         self.last: Pass | None = None
+        self.new_pass: Callable[[VlmAttachment], Pass] = Pass  # how a forward goes; otherwise where one is trained
         self._check()
         self.tower = inner_tower(inner.vision_tower)
         self.grid = ClipFamily().grid(self.tower)
@@ -162,6 +163,13 @@ class VlmAttachment(Attachment):
             raise UnsupportedModelError("a language model with a sliding window is not supported")
         if not ClipFamily().matches(inner_tower(self.inner.vision_tower)):
             raise UnsupportedModelError(f"the vision tower is to be {ClipFamily.name}")
+        for part in (self.first, self.second):
+            if part is not None:
+                vision, text = self.inner.config.vision_config, self.inner.config.text_config
+                layers = self.inner.config.vision_feature_layer
+                part.check_decoder(
+                    self.depth, text.hidden_size, vision.hidden_size * (1 if isinstance(layers, int) else len(layers))
+                )
         if self.keep is None and self.keep_average is None:
             self.keep = self.method.own_keep()
             if self.keep is None:
@@ -182,7 +190,7 @@ class VlmAttachment(Attachment):
         if self.first is None:
             return n
         if isinstance(self.method, TwoStage):
-            return self._single(self.first, n, self.method.merge_keep)
+            return self._single(self.first, n, self.method.keep_first)
         budget = self.keep_average if self.keep is None else self.keep
         assert budget is not None
         return self._single(self.first, n, budget)

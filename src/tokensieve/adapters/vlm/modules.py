@@ -125,7 +125,7 @@ class SievedLlava:
         sieve: Pass | None = None,
         **kwargs: Any,
     ) -> Any:
-        run = sieve or Pass(self._sieve_attachment)
+        run = sieve or self._sieve_attachment.new_pass(self._sieve_attachment)
         given = {
             "input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask,
             "position_ids": position_ids,
@@ -347,7 +347,7 @@ class SievedGenerator:
     ) -> Any:
         if isinstance(logits_to_keep, Tensor):
             raise OptionError("logits_to_keep: tokens leave on the way, so give a number of last ones, not places")
-        run = Pass(self._sieve_attachment)
+        run = self._sieve_attachment.new_pass(self._sieve_attachment)
         device = cast(Tensor, input_ids if input_ids is not None else inputs_embeds).device
         start = now(device)
         if image_sizes is not None:

@@ -268,6 +268,10 @@ class Pass:
         vision = self._at_base(self.layout.vision, stretch)
         return vision if stretch.valid is None else vision & stretch.valid
 
+    def asked(self, vision: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, L) bool: the question, see `question_mask`."""
+        return question_mask(vision, valid)
+
     def _origin(self, stretch: Stretch) -> Tensor:
         assert self.layout.origin is not None
         return self._at_base(self.layout.origin, stretch)
@@ -277,11 +281,11 @@ class Pass:
         assert self.layout.vision is not None
         embeds = _rows(self._embeds, rows)
         base = None if before.base is None else _rows(before.base, rows)
-        asked = question_mask(self.layout.vision, self.layout.valid)
+        asked = self.asked(self.layout.vision, self.layout.valid)
         asked = _rows(self._at_base(asked, before), rows)
         count = int(asked.sum(dim=1).max())
         text = marked_places(asked, count) if count else None
-        sentence = self._sentence(index, before, rows, place, text, asked)
+        sentence = self._sentence(index, _rows(hidden, rows), before, rows, place, text, asked)
         queries: Callable[[int | None], Tensor] = lambda _: sentence.queries(place)  # noqa: E731
         size = None if before.size is None else _rows(before.size, rows).gather(1, place)
 
@@ -304,14 +308,19 @@ class Pass:
         )  # fmt: skip
 
     def _sentence(
-        self, index: int, before: Stretch, rows: Tensor | None, place: Tensor, text: Tensor | None, asked: Tensor
-    ) -> Sentence:
+        self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor, text: Tensor | None,
+        asked: Tensor,
+    ) -> Sentence:  # fmt: skip
+        told: dict[str, Any] = {
+            "text": text, "text_valid": None if text is None else asked.gather(1, text),
+            "states": lambda where: take_tokens(hidden, where),
+        }  # fmt: skip
         if index not in self._before:  # a cut at layer 0
 
             def nothing(*_: object) -> Tensor:
                 raise OptionError("at=0: no layer comes before it whose attention could be looked at; give at >= 1")
 
-            return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1])
+            return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1], **told)
         layer, entered, rotary, cache = self._before[index]
         entered = _rows(entered, rows)
         cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
@@ -333,9 +342,8 @@ class Pass:
         else:
             last = (_rows(before.valid, rows) * torch.arange(length, device=entered.device)).amax(dim=1)
         return Sentence(
-            queries, keys, scale=layer.sieve_scale(), vision=place, last=last, text=text,
-            text_valid=None if text is None else asked.gather(1, text),
-            valid=None if valid is None else _rows(valid, rows), past=past,
+            queries, keys, scale=layer.sieve_scale(), vision=place, last=last,
+            valid=None if valid is None else _rows(valid, rows), past=past, **told,
         )  # fmt: skip
 
     # -- what is noted --------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensieve.adapters.vlm.run import Layout, Pass, marked_places, question_mask
+from tokensieve.adapters.vlm.run import Layout, Pass, marked_places
 from tokensieve.adapters.vlm.stats import now, timed
 from tokensieve.core.reduction import take_tokens
 from tokensieve.core.view import TokenView
@@ -121,23 +121,22 @@ def project(run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Ten
     with timed(run.stats, "overhead_seconds", tokens.device):
         learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
-            text, text_valid = _questions(method.reads_text, embeds, vision, valid, rows)
+            asked = run.asked(vision, valid) if method.reads_text else None
+            text, text_valid = _questions(asked, embeds, rows)
             view = _view(encoded, tokens, entered, text, text_valid, model.multi_modal_projector)
             reduction = method.reduce(view, keep)
         if reduction.extra is not None:
             raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
         out, _ = reduction.apply(tokens, prefix)
+    run.reductions[-1] = [reduction]
     _note(run, reduction.keep, reduction.scores, rows, n)
     return cast(Tensor, model.multi_modal_projector(out[:, prefix:]))
 
 
-def _questions(
-    wanted: bool, embeds: Tensor, vision: Tensor, valid: Tensor | None, rows: list[int]
-) -> tuple[Tensor | None, Tensor | None]:
+def _questions(asked: Tensor | None, embeds: Tensor, rows: list[int]) -> tuple[Tensor | None, Tensor | None]:
     """(I, T, D) the question's embeddings for each image, and (I, T) which of them are there."""
-    if not wanted:
+    if asked is None:
         return None, None
-    asked = question_mask(vision, valid)
     count = int(asked.sum(dim=1).max())
     if not count:
         warnings.warn("the prompt has no text: the choice of vision tokens goes without a question", stacklevel=2)
