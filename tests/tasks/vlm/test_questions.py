@@ -64,7 +64,7 @@ def test_about_is_the_place_that_holds_the_answer() -> None:
 
 
 def test_guessing_from_the_wording_does_not_pay() -> None:
-    scenes = make_scenes(600, 3, "test")
+    scenes = make_scenes(300, 3, "test")
     rng = np.random.default_rng(0)
     answers: dict[str, dict[tuple[str, str], Counter]] = defaultdict(lambda: defaultdict(Counter))
     for index in range(len(scenes)):

@@ -43,7 +43,7 @@ def covered_share(image: np.ndarray, x: float, y: float, r: float, colour: str) 
 
 
 def test_shapes_fill_their_box_as_such_shapes_do() -> None:
-    scenes = make_scenes(300, 4)
+    scenes = make_scenes(200, 4)
     share: dict[str, list[float]] = {name: [] for name in SHAPES}
     for b, p in zip(*np.nonzero(scenes.is_object), strict=True):
         args = (scenes.x[b, p], scenes.y[b, p], scenes.radius[b, p], COLOURS[scenes.colour[b, p]])
@@ -102,7 +102,7 @@ def test_held_out_combinations_are_never_in_training_and_always_in_test() -> Non
     assert HELD_OUT.sum((2,)).tolist() == [[1] * 4] * 6  # each colour and shape misses one place
     assert (HELD_OUT.sum((0, 1)) > 0).all()
     for crowded in (False, True):
-        train = make_scenes(1500, 8, crowded=crowded)
+        train = make_scenes(500, 8, crowded=crowded)
         for b, p in zip(*np.nonzero(train.is_object), strict=True):
             assert (train.colour[b, p] + 2 * train.shape[b, p] + p) % 9 != 0
         b, p = np.nonzero(train.is_digit)
@@ -113,7 +113,7 @@ def test_held_out_combinations_are_never_in_training_and_always_in_test() -> Non
     b, p = np.nonzero(train.is_object)
     seen[train.colour[b, p], train.shape[b, p], p] = True
     assert (seen == ~HELD_OUT).all()
-    test = make_scenes(300, 8, "test")
+    test = make_scenes(150, 8, "test")
     assert (test.held_out() & test.is_object).any(1).all()
 
 
