@@ -102,16 +102,15 @@ def load_image(path: Path) -> Image.Image:
 def draw_questions(
     images: int, seed: int, split: str = "test", each: int = 1
 ) -> Iterator[tuple[np.ndarray, list[Question]]]:
-    """Scenes, (96, 96, 3) uint8, and `each` questions of every kind about each. The first ones do not depend on how
-    many are drawn."""
+    """Scenes, (96, 96, 3) uint8, and `each` questions of every kind about each; the same arguments, the same scenes."""
     if images < 1 or each < 1:
         raise OptionError(f"{images} images, {each} questions of each kind: at least 1")
     if split not in SPLITS:
         raise OptionError(f"split {split!r}: one of {', '.join(SPLITS)}")
     rng = np.random.default_rng([seed, SPLITS.index(split), 2])
     for first in range(0, images, _CHUNK):
-        scenes = make_scenes(_CHUNK, [seed, first], split)
-        for index in range(min(_CHUNK, images - first)):
+        scenes = make_scenes(min(_CHUNK, images - first), [seed, first], split)
+        for index in range(len(scenes)):
             yield scenes.images[index], list(ask(scenes, index, rng, KINDS * each))
 
 
