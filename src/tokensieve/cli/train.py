@@ -3,6 +3,7 @@
 align:  the projections of the embedded CLIP (ViT-S/14 + MiniLM), LiT-style, on captions of CIFAR-10 training images.
 reid:   re-identification from RGB, NIR and TIR, tokens compressed by SDTPS.
 select: which patches to keep, for `--method learned`, by distillation on unlabelled images.
+vlm:    which vision tokens a LLaVA model keeps: a merger before its language model, pruners inside it.
 vlm-base: the small LLaVA that is there without downloading one, from nothing, on generated questions.
 """
 
@@ -13,16 +14,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tokensieve.cli import train_reid, train_vlm_base
+from tokensieve.cli import train_reid, train_vlm, train_vlm_base
 from tokensieve.cli.parser import Parser, keep_number
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 
 EPILOG = """examples:
-  tokensieve train align                                 8,000 images, a quarter of an hour on two cores, once
+  tokensieve train align                                 10,500 images, half an hour on two cores, once
   tokensieve train align --images 20000 -o runs/align.safetensors
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml
   tokensieve train select                                on CIFAR-10 training images, for 2x and 3x
   tokensieve train select --photos DIR --keep 0.25 --steps 1000 -o runs/select.safetensors
+  tokensieve train vlm --dry-run                         what would be trained, tokens per layer, FLOPs
   tokensieve train select --resume                       go on after an interruption
   tokensieve eval --method learned --adapter runs/select.safetensors --keep 0.25
 
@@ -50,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _align_flags(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--images", type=int, default=8000, metavar="N", help="training images, from the first (default: 8000)")
+    add("--images", type=int, default=10500, metavar="N", help="training images, from the first (default: 10500)")
     add("--epochs", type=int, default=40, metavar="E", help="(default: 40)")
     add("--batch_size", type=int, default=512, metavar="B", help="(default: 512)")
     add("--lr", type=float, default=2e-3, help="(default: 0.002)")
@@ -145,6 +147,7 @@ class _Part(NamedTuple):
 _PARTS = {
     "align": _Part("Train the projections of the embedded CLIP on captions of CIFAR-10.", _align_flags, _align),
     "reid": _Part(train_reid.ABOUT, train_reid.add_flags, train_reid.run),
+    "vlm": _Part(train_vlm.ABOUT, train_vlm.add_flags, train_vlm.run),
     "vlm-base": _Part(train_vlm_base.ABOUT, train_vlm_base.add_flags, train_vlm_base.run),
     "select": _Part("Train which patches to keep, by distillation on unlabelled images.", _select_flags, _select),
 }

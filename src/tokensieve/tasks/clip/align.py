@@ -52,7 +52,7 @@ SHARD = 250
 class AlignConfig:
     """images: of the training set, from its start. held_out: share of them that chooses the epoch."""
 
-    images: int = 6000
+    images: int = 10_500
     held_out: float = 0.1
     epochs: int = 40
     batch_size: int = 512
