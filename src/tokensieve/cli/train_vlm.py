@@ -1,0 +1,58 @@
+"""`tokensieve train vlm`: merger and pruners of a LLaVA model. Imports the task only when it runs."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+ABOUT = """Train which vision tokens a LLaVA model keeps: a merger before the language model, pruners inside it.
+
+examples:
+  tokensieve train vlm                                   the small model, on generated questions
+  tokensieve train vlm merge_ratio=0.4 target_merge_tokens=58 -o runs/vlm
+  tokensieve train vlm --resume                          go on after an interruption
+  tokensieve train vlm --config configs/vision_token_pruning.yaml --dry-run"""
+
+
+def add_flags(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="a setting on top of the file's, as merge_ratio=0.4")
+    add("--config", type=Path, metavar="FILE",
+        help="YAML, as in configs/ (default: that of the small model, vision_token_pruning_small.yaml)")  # fmt: skip
+    add("--resume", action="store_true", help="go on from the last checkpoint in the output folder")
+    add("--dry-run", "--dry_run", action="store_true", help="check configuration, data and model, print the plan")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")
+    add("-o", "--output", type=Path, metavar="DIR", help="instead of the file's output_dir")
+
+
+def run(args: Namespace) -> int:
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tokensieve.errors import OptionError
+    from tokensieve.tasks.vlm.config import load_config
+    from tokensieve.tasks.vlm.train import build_task, plan_only, task_plan, train_vlm
+
+    if args.threads is not None:
+        if args.threads < 1:
+            raise OptionError(f"--threads {args.threads}: at least 1")
+        torch.set_num_threads(args.threads)
+    more = [*args.overrides, *([f"output_dir={args.output}"] if args.output else [])]
+    config = load_config(args.config, more)
+    if args.dry_run:
+        print(plan_only(config))
+        return 0
+    task = build_task(config)
+    print(task_plan(task))
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("training", total=task.steps)
+        result = train_vlm(
+            config, resume=args.resume, task=task,
+            tell=progress.console.print if console.is_terminal else lambda line: print(line, flush=True),
+            tick=lambda step: progress.update(bar, completed=step),
+        )  # fmt: skip
+    best = f"best at step {result.best_step}, accuracy_hard {100 * (result.best_score or 0):.1f} %"
+    print(f"{best}; adapter: {Path(config.output_dir) / 'best.safetensors'}")
+    return 0
