@@ -17,11 +17,14 @@ from PIL import Image
 from torch import Tensor
 
 from tokensieve.adapters.vlm import VlmAttachment
+from tokensieve.adapters.vlm.handle import PROJECTOR
 from tokensieve.adapters.vlm.stats import now
 from tokensieve.errors import DataError, OptionError
+from tokensieve.methods.merger import Merger
+from tokensieve.methods.pruner import Pruner
 from tokensieve.tasks.vlm.data import load_image
 
-__all__ = ["PROMPT", "Answers", "Asked", "Asker", "check_prompt", "kept_patches", "pictures_of"]
+__all__ = ["PROMPT", "Answers", "Asked", "Asker", "check_prompt", "kept_patches", "learned_macs", "pictures_of"]
 
 PROMPT = "USER: <image>\n{question} ASSISTANT:"
 
@@ -44,8 +47,9 @@ class Answers:
 
     rows: questions of each batch. first: seconds from the call to the first token, tower included. decode: (tokens,
     seconds) of the steps after it. kv_bytes: of the cache after the prefill, padding included. text, vision (by
-    question): tokens of the prompt before any reduction. macs, macs_tower: of one prompt's prefill, mean of the batch;
-    without and with tower and projector. left: vision tokens of each layer, mean of the batch.
+    question): tokens of the prompt before any reduction. macs, macs_tower: of one prompt's prefill, mean of the batch,
+    without and with tower and projector; own_macs of a learned method's networks is in both. left: vision tokens of
+    each layer, mean of the batch.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -57,6 +61,7 @@ class Answers:
     kv_bytes: list[int] = field(default_factory=list)
     macs: list[int] = field(default_factory=list)
     macs_tower: list[int] = field(default_factory=list)
+    own_macs: list[int] = field(default_factory=list)
     left: list[list[float]] = field(default_factory=list)
     overhead: list[float] = field(default_factory=list)
 
@@ -155,8 +160,11 @@ class Asker:
         into.text += (there["attention_mask"].sum(1) - seen.sum(1)).tolist()
         if handle is not None:
             cost = handle.cost()
-            into.macs.append(cost.macs)
-            into.macs_tower.append(cost.with_tower.macs)
+            after = seen.cumsum(1).eq(seen.sum(1, keepdim=True)) & ~seen & there["attention_mask"].bool()
+            own = learned_macs(handle, round(float(after.sum(1).float().mean())))
+            into.own_macs.append(own)
+            into.macs.append(cost.macs + own)
+            into.macs_tower.append(cost.with_tower.macs + own)
             into.left.append(list(cost.vision_tokens_per_layer))
             into.overhead.append(handle.stats.overhead_seconds)
 
@@ -167,6 +175,21 @@ def _prefill_bytes(cache: Any, steps: int) -> int:
     for layer in cache.layers:
         length = layer.keys.shape[2]
         total += (layer.keys.nbytes + layer.values.nbytes) // length * (length - steps)
+    return total
+
+
+def learned_macs(handle: VlmAttachment, text: int) -> int:
+    """MACs of the networks of `merger` and `pruner` on one image and `text` tokens of question; else 0."""
+    counts = handle.counts(handle.patches)
+    left = counts.get(PROJECTOR, handle.patches)
+    total = 0
+    if isinstance(handle.first, Merger) and left < handle.patches:
+        total += handle.first.network.macs(handle.patches, text, left)
+    if isinstance(handle.second, Pruner):
+        for layer in handle.at:
+            if counts[layer] < left:
+                total += handle.second.network.macs(layer, left, text)
+            left = counts[layer]
     return total
 
 

@@ -89,6 +89,7 @@ def figures_of(answers: Answers, plan: VlmAttachment, reduced: bool) -> dict[str
     return {
         "gmacs": macs / 1e9,
         "gmacs_with_tower": tower / 1e9,
+        "gmacs_own": answers.mean(answers.own_macs) / 1e9 if answers.own_macs else 0.0,
         "tokens_per_layer": " ".join(str(round(n)) for n in left),
         "tokens_average": statistics.fmean(left),
         "first_token_ms": 1e3 * statistics.median(answers.first),
