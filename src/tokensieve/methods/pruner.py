@@ -16,7 +16,7 @@ from tokensieve.methods.adapter_file import fill, read_adapter
 from tokensieve.methods.base import Selector, check
 from tokensieve.methods.networks import ScoreNetwork
 
-__all__ = ["PART", "LayerPruners", "Pruner", "load_pruners"]
+__all__ = ["PART", "LayerPruners", "Pruner", "load_pruners", "pruned_counts"]
 
 PART = "layer_pruners"
 
@@ -24,27 +24,29 @@ PART = "layer_pruners"
 class LayerPruners(nn.Module):
     """One head for each of `layers` of a language model of `depth` layers and width `width`.
 
-    keep: the share of the tokens that come to it that each head was trained to leave.
+    patches: vision tokens of one image. keep: the share of the tokens that come to it that each head was trained to
+    leave.
     """
 
     def __init__(
-        self, width: int, depth: int, layers: Sequence[int], inner: int = 512, heads: int = 4, keep: float = 0.65
-    ) -> None:
+        self, width: int, depth: int, layers: Sequence[int], patches: int, inner: int = 512, heads: int = 4,
+        keep: float = 0.65,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.width, self.depth, self.layers = width, depth, tuple(sorted(layers))
+        self.width, self.depth, self.layers, self.patches = width, depth, tuple(sorted(layers)), patches
         self.inner, self.heads, self.keep = inner, heads, keep
         self.scores = nn.ModuleDict({str(layer): ScoreNetwork(width, width, inner, heads) for layer in self.layers})
 
     def shape(self) -> dict[str, Any]:
         """What to build the same with."""
         return {
-            "width": self.width, "depth": self.depth, "layers": list(self.layers), "inner": self.inner,
-            "heads": self.heads, "keep": self.keep,
+            "width": self.width, "depth": self.depth, "layers": list(self.layers), "patches": self.patches,
+            "inner": self.inner, "heads": self.heads, "keep": self.keep,
         }  # fmt: skip
 
-    def ratios(self, enters: float = 1.0) -> list[float]:
-        """What is left from each of the layers on, of which `enters` came into the first."""
-        return [enters * self.keep ** (i + 1) for i in range(len(self.layers))]
+    def counts(self, enters: int) -> list[int]:
+        """Tokens of an image that are left from each of the layers on, `enters` of them before the first."""
+        return pruned_counts(enters, len(self.layers), self.keep)
 
     def forward(self, layer: int, x: Tensor, text: Tensor | None, valid: Tensor | None) -> Tensor:
         """(B, N) scores of the vision tokens x (B, N, D) that come to a layer; text: (B, T, D) the question there."""
@@ -58,6 +60,15 @@ class LayerPruners(nn.Module):
         head = self.scores[str(layer)]
         assert isinstance(head, ScoreNetwork)
         return head.macs(n, text)
+
+
+def pruned_counts(enters: int, times: int, keep: float) -> list[int]:
+    """What is left of `enters` tokens after each of so many cuts to `keep`, fractions dropped, one at least."""
+    counts = []
+    for _ in range(times):
+        enters = max(1, int(enters * keep + 1e-9))
+        counts.append(enters)
+    return counts
 
 
 @dataclass(kw_only=True)
@@ -92,7 +103,7 @@ class Pruner(Selector):
         return self.network.layers
 
     def own_keep(self) -> Keep:
-        return self.network.ratios()
+        return self.network.counts(self.network.patches)
 
     def score(self, view: TokenView, keep: int) -> Tensor:
         if view.sentence is None:

@@ -11,6 +11,7 @@ from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
 from tokensieve.methods.base import Method
+from tokensieve.methods.pruner import Pruner
 from tokensieve.methods.registry import make_method
 
 __all__ = ["TwoStage"]
@@ -56,11 +57,11 @@ class TwoStage(Method):
         return self.parts[1].layers(depth)
 
     def own_keep(self) -> Keep | None:
-        """Of a learned second stage: its ratios, of all tokens, where stage 1 leaves a ratio of them."""
-        own = self.parts[1].own_keep()
-        if not isinstance(own, list) or not isinstance(self.keep_first, float):
+        """What learned pruners were trained to leave of what stage 1 leaves them."""
+        second = self.parts[1]
+        if not isinstance(second, Pruner):
             return None
-        return [self.keep_first * ratio for ratio in own]
+        return second.network.counts(target_count(second.network.patches, self.keep_first))
 
     def check_decoder(self, depth: int, width: int, vision_width: int) -> None:
         for part in self.parts:

@@ -1,0 +1,138 @@
+"""A forward of a LLaVA model through which merger and pruners can be learned. Imports run, handle, core.
+
+What differs from a forward that prunes. Stage 1 is the same, tokens are merged for good. Inside the language model no
+token leaves: each cut multiplies every vision token's existence by a keep mask, and the layers from there on add the
+log of it to the token's key, for every query. A token that does not exist is seen by nobody, which is what dropping it
+does, while the gradient says what it would change if it did exist. Text that is an answer is no question: heads must
+not read in training what they will not be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.adapters.vlm.handle import PROJECTOR, VlmAttachment, attach_vlm
+from tokensieve.adapters.vlm.run import Pass, Rotary, Stretch, marked_places
+from tokensieve.core.budget import Keep
+from tokensieve.core.gate import existence_bias, keep_gate, keep_probability
+from tokensieve.core.mixed import MixedReduction
+from tokensieve.errors import OptionError, UnsupportedModelError
+from tokensieve.methods.base import Method
+
+__all__ = ["SoftPass", "Softness", "attach_soft"]
+
+_NOTHING = 1e-12  # how much of a dropped token is left: a logit would have to be 27 above the others to be seen
+
+
+@dataclass
+class Softness:
+    """tau: temperature of the keep masks. straight_through: exactly 0 or 1 in the forward, relaxed in the backward;
+    False: relaxed in both. prompt: (B, L) bool, False for the answer's tokens; None: there is no answer.
+    """
+
+    tau: float = 1.0
+    straight_through: bool = True
+    prompt: Tensor | None = None
+
+
+class SoftPass(Pass):
+    """One forward in training, without a cache; every prompt has as many images."""
+
+    def __init__(self, attachment: VlmAttachment, softness: Softness) -> None:
+        super().__init__(attachment)
+        self.softness = softness
+        self.alive: Tensor | None = None  # (B, L) bool: vision tokens that no cut has dropped
+        self.exists: Tensor | None = None  # (B, L) float, 0 to 1
+        self.probabilities: dict[int, Tensor] = {}  # layer -> (B, n) of the tokens that came to its head
+
+    def asked(self, vision: Tensor, valid: Tensor | None) -> Tensor:
+        prompt = self.softness.prompt
+        if prompt is not None:
+            prompt = prompt if self.layout.place is None else prompt.gather(1, self.layout.place)
+            valid = prompt if valid is None else valid & prompt
+        return super().asked(vision, valid)
+
+    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any) -> None:
+        if cache is not None:
+            raise OptionError("training runs whole prompts: give use_cache=False")
+        super()._start(hidden, mask, rotary, cache)
+        vision = self.layout.vision
+        if vision is None:
+            raise OptionError("training needs prompts with an image")
+        if len(set(self.layout.left)) > 1:
+            raise OptionError("training needs prompts with equally many images")
+        self.alive = vision if self.layout.valid is None else vision & self.layout.valid
+        self.exists = torch.ones(hidden.shape[:2], device=hidden.device)
+        gate = self._merged()
+        if gate is not None:
+            place = marked_places(self.alive, self.layout.left[0])
+            self.exists = self.exists.scatter(1, place, gate.view(hidden.shape[0], -1))
+            self.stretches[-1].mask = self._biased(self._kind(), hidden)
+
+    def _kind(self) -> str:
+        return str(self.attachment.inner.config.text_config._attn_implementation)
+
+    def _merged(self) -> Tensor | None:
+        """Ones with the gradient of how much each centre of stage 1 is wanted, where that is learned."""
+        for reduction in self.reductions.get(PROJECTOR, ()):
+            if isinstance(reduction, MixedReduction) and reduction.gate is not None and reduction.gate.requires_grad:
+                return reduction.gate
+        return None
+
+    def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
+        before = self.stretch_of(index - 1)
+        stretch = Stretch(before.rotary, before.base, before.valid, before.size, list(before.left), before.mask)
+        wanted = {counts[index] for counts in self.layout.counts}
+        if wanted and max(wanted) < before.left[0]:
+            self._weigh(index, hidden, before, stretch, wanted.pop())
+            stretch.mask = self._biased(kind, hidden)
+        else:
+            self._note_all(index, before)
+        self.stretches[index] = stretch
+        return hidden
+
+    def _weigh(self, index: int, hidden: Tensor, before: Stretch, after: Stretch, keep: int) -> None:
+        """Let the method choose among the tokens that are left, as it would in pruning; gradients reach the method's
+        own parameters, not what it looked at."""
+        method, tau = self.attachment.second, self.softness.tau
+        assert method is not None
+        assert self.alive is not None
+        assert self.exists is not None
+        place = marked_places(self.alive, before.left[0])
+        reduction = method.reduce(self._view(index, hidden.detach(), before, None, place), keep)
+        if reduction.scores is None:
+            raise UnsupportedModelError(f"{type(method).__name__} has no scores to learn by")
+        hard = reduction.mask(place.shape[1])
+        p = keep_probability(reduction.scores, hard, tau)
+        self.probabilities[index] = p.detach()
+        mask = keep_gate(reduction.scores, hard, tau) if self.softness.straight_through else p
+        self.exists = self.exists.scatter(1, place, self.exists.gather(1, place) * mask)
+        self.alive = self.alive.scatter(1, place, hard)
+        after.left = [keep] * hidden.shape[0]
+        self._note(index, before, [(list(range(hidden.shape[0])), place, place.gather(1, reduction.keep), reduction)])
+
+    def _biased(self, kind: str, hidden: Tensor) -> Tensor:
+        """(B, 1, L, L) float: causal, without padding, and the log of how far each key exists."""
+        if kind not in ("sdpa", "eager"):
+            raise UnsupportedModelError(f"attention implementation {kind!r}: training knows sdpa and eager")
+        assert self.exists is not None
+        length = hidden.shape[1]
+        seen = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril().expand(len(hidden), 1, -1, -1)
+        if self.layout.valid is not None:
+            seen = seen & self.layout.valid[:, None, None, :]
+        bias = existence_bias(self.exists, _NOTHING)[:, None, None, :].to(hidden.dtype)
+        return torch.where(seen, bias, torch.finfo(hidden.dtype).min)
+
+
+def attach_soft(
+    model: nn.Module, method: Method, softness: Softness, *, keep: Keep | None = None, at: Sequence[int] | None = None
+) -> VlmAttachment:
+    """As `attach`, with forwards that merger and pruners can be trained through; the handle's `last` is a SoftPass."""
+    handle = attach_vlm(model, method, keep=keep, at=at, keep_average=None, schedule=None, positions=None)
+    handle.new_pass = lambda attachment: SoftPass(attachment, softness)
+    return handle

@@ -1,0 +1,357 @@
+"""Train merger and pruners of a frozen LLaVA: the task that the one loop runs, and the run as a whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokensieve.adapters.vlm.handle import VlmAttachment, attach_vlm
+from tokensieve.adapters.vlm.soft import Softness, attach_soft
+from tokensieve.adapters.vlm.stage1 import encode
+from tokensieve.errors import DataError, OptionError
+from tokensieve.methods import merger as merging
+from tokensieve.methods import pruner as pruning
+from tokensieve.methods.adapter_file import about_adapter, adapter_tensors
+from tokensieve.methods.two_stage import TwoStage
+from tokensieve.tasks.vlm.backbone import Sizes, build_networks, empty_model, load_backbone, sizes_of
+from tokensieve.tasks.vlm.batches import Batch, FileQuestions, GeneratedQuestions, Questions
+from tokensieve.tasks.vlm.config import GENERATED, VlmConfig
+from tokensieve.tasks.vlm.discriminator import Discriminator
+from tokensieve.tasks.vlm.health import Health
+from tokensieve.tasks.vlm.losses import (
+    adversarial_loss,
+    answer_positions,
+    discriminator_losses,
+    distill_loss,
+    task_loss,
+    temperature_at,
+)
+from tokensieve.tasks.vlm.plan import TEXT, Plan, make_plan
+from tokensieve.training import FitConfig, FitResult, Step, Validation, fit
+from tokensieve.training.checkpoint import save_tensors
+from tokensieve.training.distributed import rank, world_size
+
+__all__ = ["VlmTask", "build_task", "plan_only", "task_plan", "train_vlm"]
+
+_DISCRIMINATOR = "discriminator"
+
+
+class VlmTask:
+    """Merger, pruners and discriminator of one configuration, on one frozen model. Same seed, same task."""
+
+    def __init__(self, config: VlmConfig, model: Any, questions: Questions) -> None:
+        self.config, self.model, self.questions = config, model, questions
+        self.sizes: Sizes = sizes_of(config, model)
+        self.merger, self.pruners = build_networks(config, self.sizes)
+        m = config.method
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.dl.seed + 1)
+            self.discriminator = Discriminator(self.sizes.width, m.pruner_d_internal)
+        self.method = TwoStage(
+            first=merging.Merger(adapter=self.merger), second=pruning.Pruner(adapter=self.pruners),
+            merge_keep=self.sizes.merged,
+        )  # fmt: skip
+        self.softness = Softness(straight_through=m.straight_through)
+        self.modules: dict[str, nn.Module] = {
+            merging.PART: self.merger, pruning.PART: self.pruners, _DISCRIMINATOR: self.discriminator
+        }  # fmt: skip
+        rates = config.dl.optimizers.model_dump()
+        self.optimisers: dict[str, torch.optim.Optimizer] = {
+            name: torch.optim.Adam(part.parameters(), lr=rates[name]["lr"]) for name, part in self.modules.items()
+        }
+        self.steps = config.dl.epochs * math.ceil(len(questions) / config.dl.batch_size)
+        self.folder = Path(config.output_dir)
+        self.done = 0
+        self.warn: Callable[[str], None] = lambda line: None
+        self.health = Health(config, self.steps, self._tell)
+        self._baseline: float | None = None
+
+    # -- the model with and without ---------------------------------------------------------------------------------
+
+    @property
+    def counts(self) -> list[int]:
+        """Vision tokens that each pruner leaves."""
+        return self.pruners.counts(self.sizes.merged)
+
+    def soft(self, prompt: Tensor) -> VlmAttachment:
+        """The model as it is trained."""
+        self.softness.tau, self.softness.prompt = self.merger.temperature, prompt
+        return attach_soft(self.model, self.method, self.softness, keep=self.counts, at=self.pruners.layers)
+
+    def hard(self) -> VlmAttachment:
+        """The model as it will be used: tokens really leave."""
+        return attach_vlm(
+            self.model, self.method, keep=self.counts, at=self.pruners.layers, keep_average=None, schedule=None,
+            positions=None,
+        )  # fmt: skip
+
+    def _teacher(self, batch: Batch, encoded: Any) -> Tensor:
+        """(A, D) hidden states of the untouched model that say the answers."""
+        inner = self.model.model
+        embeds = inner.get_input_embeddings()(batch.ids)
+        features = inner.multi_modal_projector(encoded.tokens[:, encoded.prefix :])
+        where = (batch.ids == self.model.config.image_token_id).unsqueeze(-1)
+        embeds = embeds.masked_scatter(where, features.to(embeds.dtype))
+        hidden = inner.language_model(inputs_embeds=embeds, attention_mask=batch.mask, use_cache=False)
+        return answer_positions(hidden.last_hidden_state, batch.answers)
+
+    def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor]:
+        """(A, D) hidden states of the pruned model that say the answers, and the merger's scores (B, N)."""
+        with self.soft(batch.prompt()) as handle:
+            out = self.model.model(
+                input_ids=batch.ids, attention_mask=batch.mask, mm_encoder_outputs={"image": encoded}, use_cache=False
+            )
+            reductions = handle.last.reductions[-1] if handle.last is not None else []
+        scores = reductions[0].scores if reductions else None
+        if scores is None:  # nothing was merged
+            scores = torch.zeros(len(batch.ids), 1, device=batch.ids.device)
+        return answer_positions(out.last_hidden_state, batch.answers), scores
+
+    # -- what the loop calls ----------------------------------------------------------------------------------------
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        size, step = self.config.dl.batch_size, start
+        own, processes = rank(), world_size()
+        if size % processes:
+            raise OptionError(f"batch_size={size} cannot be split among {processes} processes")
+        while True:
+            yield self.questions.batch(step * processes + own, size // processes)
+            step += 1
+
+    def step(self, batch: Batch, step: int) -> Step:
+        m = self.config.method
+        self.model.to(batch.ids.device)
+        self.merger.temperature = temperature_at(
+            step, self.steps, m.temperature, m.temperature_min, m.temperature_anneal_rate
+        )
+        with torch.no_grad():
+            encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
+            wanted = m.adv_loss_weight or m.distill_loss_weight
+            real = self._teacher(batch, encoded) if wanted else None
+        fake, scores = self._student(batch, encoded)
+        logits = self.model.lm_head(fake)
+        losses = {"task_loss": task_loss(logits, batch.answers)}
+        total = m.task_loss_weight * losses["task_loss"]
+        if real is not None and m.distill_loss_weight:
+            losses["distill_loss"] = distill_loss(logits, self.model.lm_head(real))
+            total = total + m.distill_loss_weight * losses["distill_loss"]
+        scalars: dict[str, Any] = {"temperature": self.merger.temperature}
+        found: dict[str, Tensor] = {}
+        if real is not None and m.adv_loss_weight:
+            found[_DISCRIMINATOR], adversarial, more = self._against(real, fake)
+            losses["adv_loss"] = adversarial
+            total = total + m.adv_loss_weight * adversarial
+            scalars |= more
+        losses["merge_sparsity_loss"] = self.merger.sparsity(scores)
+        found[merging.PART] = total + m.merge_sparsity_weight * losses["merge_sparsity_loss"]
+        found[pruning.PART] = total
+        scalars |= {name: value.detach() for name, value in losses.items()}
+        self.done = step + 1
+        self._log(step, scalars)
+        return Step(found, scalars)
+
+    def _against(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """The discriminator's loss, the loss of those who want to fool it, and its figures."""
+        if float(torch.rand(())) < self.config.method.disc_reinit_prob:
+            self.discriminator.start_anew(self.optimisers[_DISCRIMINATOR])
+        seen = self.discriminator(torch.cat([real, fake.detach()])).chunk(2)
+        real_loss, fake_loss = discriminator_losses(*seen)
+        figures = {
+            "real_loss": real_loss.detach(), "fake_loss": fake_loss.detach(),
+            "disc_prob_real": seen[0].detach().sigmoid().mean(), "disc_prob_fake": seen[1].detach().sigmoid().mean(),
+        }  # fmt: skip
+        return real_loss + fake_loss, adversarial_loss(self.discriminator(fake)), figures
+
+    def validate(self) -> Validation:
+        """Accuracy untouched, as trained (soft) and as used (hard), on questions that training never shows."""
+        right: dict[str, list[Tensor]] = {"baseline": [], "soft": [], "hard": []}
+        cost = None
+        for batch in self.questions.held_back(4 * self.config.dl.batch_size):
+            batch = batch.to(self.model.device)
+            if self._baseline is None:
+                right["baseline"].append(answered(self.model, batch))
+            with self.hard() as handle:
+                right["hard"].append(answered(self.model, batch))
+                cost = handle.cost()
+            encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
+            logits = self.model.lm_head(self._student(batch, encoded)[0])
+            right["soft"].append(all_right(logits.argmax(-1), batch.answers))
+        if self._baseline is None:
+            self._baseline = float(torch.cat(right["baseline"]).float().mean())
+        assert cost is not None
+        metrics = {
+            "accuracy_baseline": self._baseline,
+            **{f"accuracy_{name}": float(torch.cat(right[name]).float().mean()) for name in ("soft", "hard")},
+            "keep_ratio_merge": self.sizes.merged / self.sizes.patches,
+            "avg_original_tokens": float(self.sizes.patches),
+            "avg_merged_tokens": float(self.sizes.merged),
+            "avg_layer_tokens": cost.vision_tokens_average,
+            "flops_saved": cost.saved,
+        }  # fmt: skip
+        self._write_parts()
+        self._tell(f"[Eval Step {self.done}]\n" + "\n".join(f"  - {k}: {v:.4g}" for k, v in metrics.items()), say=False)
+        self.health.judged(self.done, metrics)
+        return Validation(metrics["accuracy_hard"], metrics)
+
+    def facts(self) -> dict[str, Any]:
+        config = self.config.model_dump(mode="json", exclude={"output_dir", "manager_settings", "search_settings"})
+        return {"config": config, "data": self.questions.facts()}
+
+    # -- what is written --------------------------------------------------------------------------------------------
+
+    def _about(self, *names: str) -> dict[str, str]:
+        shapes = {merging.PART: self.merger.shape(), pruning.PART: self.pruners.shape()}
+        facts = {"model": self.config.backbone_settings.name, "step": self.done, "config": self.facts()["config"]}
+        return about_adapter({name: shapes.get(name, {}) for name in names}, facts)
+
+    def export(self, path: Path) -> None:
+        """Merger and pruners in one file, for `two_stage` with adapter=."""
+        parts = {merging.PART: self.merger, pruning.PART: self.pruners}
+        save_tensors(path, adapter_tensors(parts), self._about(*parts))
+
+    def _write_parts(self) -> None:
+        """Each part by itself, by step."""
+        for name, part in self.modules.items():
+            path = self.folder / "checkpoints" / f"{name}_step_{self.done}.safetensors"
+            save_tensors(path, adapter_tensors({name: part}), self._about(name))
+
+    def _log(self, step: int, scalars: dict[str, Any]) -> None:
+        values = {name: float(value) for name, value in scalars.items()}
+        self.health.step(values)
+        if step % 10 == 0 or step + 1 == self.steps:
+            groups = {
+                merging.PART: ("merge_sparsity_loss",), pruning.PART: ("adv_loss", "task_loss", "distill_loss"),
+                _DISCRIMINATOR: ("real_loss", "fake_loss", "disc_prob_real", "disc_prob_fake"),
+            }  # fmt: skip
+            lines = [f"[Step {step}] Temperature: {values['temperature']:.3f} Losses:"]
+            for group, names in groups.items():
+                here = [f"    - {name}: {values[name]:.4f}" for name in names if name in values]
+                lines += [f"  {group}:", *here] if here else []
+            self._tell("\n".join(lines), say=False)
+
+    def _tell(self, line: str, say: bool = True) -> None:
+        """Into training.log; and, where `say`, to the user."""
+        if rank() == 0:
+            path = self.folder / "logs" / "training.log"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+            if say:
+                self.warn(line)
+
+
+def all_right(said: Tensor, answers: Tensor) -> Tensor:
+    """(B,) bool: rows whose answer's tokens (B, T) were all said; said: (A,) in the answers' order, -100 left out."""
+    asked = answers != -100
+    wrong = torch.zeros_like(asked)
+    wrong[asked] = said != answers[asked]
+    return ~wrong.any(dim=1)
+
+
+def answered(model: Any, batch: Batch) -> Tensor:
+    """(B,) bool: whether the model, as it is, gives the whole answer: prompt first, then the answer on its cache, so
+    that what selects tokens sees the prompt alone. The same as greedy generation being right.
+    """
+    split = batch.prompt_length
+    first = model(
+        input_ids=batch.ids[:, :split], attention_mask=batch.mask[:, :split], pixel_values=batch.pixels.to(model.dtype),
+        use_cache=True,
+    )  # fmt: skip
+    said = [first.logits[:, -1:].argmax(-1)]
+    if batch.answers.shape[1] > 1:
+        rest = model(
+            input_ids=batch.ids[:, split:-1], attention_mask=batch.mask[:, :-1], past_key_values=first.past_key_values,
+            use_cache=True,
+        )  # fmt: skip
+        said.append(rest.logits.argmax(-1))
+    return all_right(torch.cat(said, dim=1)[batch.answers != -100], batch.answers)
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def _questions(config: VlmConfig, processor: Any) -> Questions:
+    data = config.dataset_settings
+    if data.train == data.val == GENERATED:
+        if "user:" not in processor.tokenizer.get_vocab():
+            raise DataError("dataset_settings: generated questions are for the small model; name JSONL files")
+        return GeneratedQuestions(processor, data.questions, data.val_questions, config.dl.seed)
+    if not data.train or not data.val:
+        raise DataError("no data: give dataset_settings.train=FILE.jsonl and dataset_settings.val=FILE.jsonl")
+    return FileQuestions(processor, data.train, data.val, config.dl.seed, config.method.image_max_size)
+
+
+def _check_mode(config: VlmConfig) -> None:
+    if config.manager_settings.mode != "single":
+        raise OptionError(f"manager_settings.mode={config.manager_settings.mode!r}: train vlm runs single trials")
+
+
+def build_task(config: VlmConfig) -> VlmTask:
+    """Load the model, read the data. Everything that can be wrong is wrong now."""
+    _check_mode(config)
+    model, processor = load_backbone(config)
+    return VlmTask(config, model, _questions(config, processor))
+
+
+def plan_only(config: VlmConfig) -> Plan:
+    """The plan of a run whose model need not be here: from its configuration alone, where that is known."""
+    model = empty_model(config)
+    if model is None:
+        return task_plan(build_task(config))
+    _check_mode(config)
+    sizes, data = sizes_of(config, model), config.dataset_settings
+    steps, said = None, "none named: give dataset_settings.train and dataset_settings.val"
+    if data.train and data.val:
+        questions = FileQuestions(None, data.train, data.val, config.dl.seed, config.method.image_max_size)
+        steps = config.dl.epochs * math.ceil(len(questions) / config.dl.batch_size)
+        said = f"{data.train}, {len(questions)} questions"
+    return make_plan(config, model, sizes, build_networks(config, sizes), steps, said)
+
+
+def task_plan(task: VlmTask) -> Plan:
+    data = task.config.dataset_settings
+    batch = task.questions.batch(0, 8)
+    text = round(float(batch.mask[:, : batch.prompt_length].sum()) / len(batch.ids)) - task.sizes.patches
+    said = f"{data.train}, {len(task.questions)} questions"
+    networks = (task.merger, task.pruners)
+    return make_plan(task.config, task.model, task.sizes, networks, task.steps, said, text if text > 0 else TEXT)
+
+
+def train_vlm(
+    config: VlmConfig,
+    *,
+    resume: bool = False,
+    task: VlmTask | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+    tick: Callable[[int], None] = lambda step: None,
+) -> FitResult:
+    """A whole run, into config.output_dir. What it learned is best.safetensors, chosen by accuracy_hard."""
+    task = task or build_task(config)
+    d = config.dl
+    settings = FitConfig(
+        steps=task.steps, warmup=min(d.warmup_steps, task.steps), clip=d.clip_grad, validate_every=d.eval_every,
+        checkpoint_every=d.checkpoint_every, seed=d.seed, precision=d.precision,
+    )  # fmt: skip
+    task.warn = tell
+    task.health.start()
+    try:
+        return fit(task, settings, Path(config.output_dir), resume=resume, tell=tell, tick=tick)
+    except RuntimeError as error:  # torch.OutOfMemoryError is one; a CPU's has no class of its own
+        if "out of memory" not in str(error) and "can't allocate memory" not in str(error):
+            raise
+        raise OptionError(_memory(config)) from None
+
+
+def _memory(config: VlmConfig) -> str:
+    m = config.method
+    return (
+        f"out of memory: lower batch_size (now {config.dl.batch_size}) first; then max_vision_tokens (now "
+        f"{m.max_vision_tokens or 'any'}) or image_max_size (now {m.image_max_size or 'any'}), where the model's "
+        "images differ in size"
+    )

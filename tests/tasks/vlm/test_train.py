@@ -1,0 +1,297 @@
+"""`tokensieve train vlm` on a tiny LLaVA: what is learned, written, resumed, warned of and refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import tokensieve
+from tokensieve.errors import DataError, OptionError
+from tokensieve.tasks.vlm.base import save_small_llava
+from tokensieve.tasks.vlm.batches import FileQuestions, GeneratedQuestions, collate, scaled_down
+from tokensieve.tasks.vlm.config import SMALL, parse_config
+from tokensieve.tasks.vlm.data import write_synthetic
+from tokensieve.tasks.vlm.discriminator import Discriminator
+from tokensieve.tasks.vlm.health import Health
+from tokensieve.tasks.vlm.losses import answer_positions, distill_loss, task_loss, temperature_at
+from tokensieve.tasks.vlm.processor import PROMPT
+from tokensieve.tasks.vlm.train import VlmTask, all_right, answered, build_task, train_vlm
+
+torch.set_num_threads(1)
+QUICK = [
+    "batch_size=4", "questions=24", "val_questions=8", "eval_every=3", "checkpoint_every=2", "pruner_d_internal=16",
+    "pruning_layers=[1]", "warmup_steps=1", "disc_reinit_prob=0.3",
+]  # fmt: skip
+
+
+def config(folder: Path, *more: str):
+    return parse_config(SMALL, [*QUICK, f"output_dir={folder}", *more])
+
+
+def task(folder: Path, tiny, processor, *more: str) -> VlmTask:
+    settings = config(folder, *more)
+    data = settings.dataset_settings
+    tiny.requires_grad_(False)
+    return VlmTask(settings, tiny, GeneratedQuestions(processor, data.questions, data.val_questions, settings.dl.seed))
+
+
+def run(folder: Path, tiny, processor, *more: str, resume: bool = False, tell=lambda line: None):
+    made = task(folder, tiny, processor, *more)
+    return train_vlm(made.config, task=made, resume=resume, tell=tell), made
+
+
+# -- pieces ------------------------------------------------------------------------------------------------------------
+
+
+def test_temperature_falls_over_its_share_of_the_steps() -> None:
+    found = [temperature_at(step, 100, 1.0, 0.1, 0.5) for step in (0, 25, 50, 99)]
+    assert found == pytest.approx([1.0, 0.55, 0.1, 0.1])
+
+
+def test_losses_against_loops() -> None:
+    torch.manual_seed(0)
+    hidden, answers = torch.randn(2, 6, 3), torch.tensor([[1, 2], [0, -100]])
+    picked = answer_positions(hidden, answers)
+    assert torch.equal(picked, torch.stack([hidden[0, 3], hidden[0, 4], hidden[1, 3]]))
+    logits, teacher = torch.randn(3, 4), torch.randn(3, 4)
+    wanted = -sum(logits[i].log_softmax(0)[t] for i, t in enumerate([1, 2, 0])) / 3
+    assert float(task_loss(logits, answers)) == pytest.approx(float(wanted), rel=1e-5)
+    p, q = teacher.softmax(1), logits.softmax(1)
+    assert float(distill_loss(logits, teacher)) == pytest.approx(float((p * (p / q).log()).sum() / 3), rel=1e-4)
+    assert float(distill_loss(logits, logits)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_batches_are_prompts_on_the_left_and_answers_on_the_right() -> None:
+    batch = collate([[1, 2, 3], [4]], [[5], [6, 7]], torch.zeros(2, 1), pad=0)
+    assert batch.ids.tolist() == [[1, 2, 3, 5, 0], [0, 0, 4, 6, 7]]
+    assert batch.mask.tolist() == [[1, 1, 1, 1, 0], [0, 0, 1, 1, 1]]
+    assert batch.answers.tolist() == [[5, -100], [6, 7]]
+    assert batch.prompt().tolist() == [[True] * 3 + [False] * 2] * 2
+
+
+def test_generated_prompts_are_the_processors(processor) -> None:
+    batch = GeneratedQuestions(processor, 10, 4, 0).batch(3, 4)
+    tokenizer = processor.tokenizer
+    for ids, mask in zip(batch.ids, batch.mask, strict=True):
+        text = tokenizer.decode([i for i in ids[mask.bool()].tolist() if i > 4])
+        asked = text.split("user:")[1].split("assistant:")[0].strip()
+        again = processor(
+            images=torch.zeros(3, 96, 96, dtype=torch.uint8), text=PROMPT.format(question=asked), return_tensors="pt"
+        )["input_ids"][0].tolist()
+        assert ids[mask.bool()].tolist()[: len(again)] == again
+    same = GeneratedQuestions(processor, 10, 4, 0).batch(3, 4)
+    assert torch.equal(batch.ids, same.ids)
+    assert torch.equal(batch.pixels, same.pixels)
+
+
+def test_questions_of_files(tmp_path, processor) -> None:
+    write_synthetic(tmp_path / "train", 2, 0, "train")
+    write_synthetic(tmp_path / "val", 1, 1, "train")
+    files = [str(tmp_path / name / "questions.jsonl") for name in ("train", "val")]
+    questions = FileQuestions(processor, *files, seed=0)
+    size = len(questions)
+    whole = [questions.batch(step, 1).ids.tolist() for step in range(size)]
+    assert len({str(one) for one in whole}) == len({str(questions.batch(0, size).ids[i].tolist()) for i in range(size)})
+    assert questions.batch(0, size + 2).ids.shape[0] == size + 2  # on into the next epoch
+    assert sum(len(batch.ids) for batch in questions.held_back(4)) == len(questions.val)
+    with pytest.raises(DataError, match="same file"):
+        FileQuestions(processor, files[0], files[0], seed=0)
+
+
+def test_images_are_scaled_down_to_their_longest_side() -> None:
+    from PIL import Image
+
+    assert scaled_down(Image.new("RGB", (400, 100)), 200).size == (200, 50)
+    assert scaled_down(Image.new("RGB", (40, 100)), 200).size == (40, 100)
+
+
+def test_an_answer_is_right_as_a_whole() -> None:
+    answers = torch.tensor([[1, 2], [3, -100], [4, 5]])
+    assert all_right(torch.tensor([1, 2, 3, 4, 6]), answers).tolist() == [True, True, False]
+
+
+@torch.no_grad()
+def test_answers_are_judged_as_greedy_generation_would(tiny, processor) -> None:
+    batch = GeneratedQuestions(processor, 10, 4, 0).batch(0, 4)
+    split = batch.prompt_length
+    prompts = {"input_ids": batch.ids[:, :split], "attention_mask": batch.mask[:, :split], "pixel_values": batch.pixels}
+    said = tiny.generate(**prompts, max_new_tokens=2, do_sample=False, eos_token_id=None)[:, -2:]
+    assert not answered(tiny, batch).any()
+    batch.ids[:, split:], batch.answers = said, said.clone()
+    batch.mask[:, split:] = 1
+    assert answered(tiny, batch).all()
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def test_soft_and_hard_are_the_same_answers(tmp_path, tiny, processor) -> None:
+    made = task(tmp_path, tiny, processor)
+    for part in made.modules.values():
+        part.eval()
+    batch = made.questions.batch(0, 4)
+    from tokensieve.adapters.vlm.stage1 import encode
+
+    with torch.no_grad():
+        soft, _ = made._student(batch, encode(tiny.model, batch.pixels))
+        split = batch.prompt_length
+        with made.hard():
+            hard = tiny.model(
+                input_ids=batch.ids[:, :split], attention_mask=batch.mask[:, :split], pixel_values=batch.pixels
+            ).last_hidden_state[:, -1]
+    first = torch.tensor([i for i, (_, column) in enumerate((batch.answers != -100).nonzero()) if column == 0])
+    assert torch.allclose(soft[first], hard, atol=1e-4)
+
+
+def test_the_teacher_is_the_untouched_model(tmp_path, tiny, processor) -> None:
+    made = task(tmp_path, tiny, processor)
+    batch = made.questions.batch(0, 4)
+    from tokensieve.adapters.vlm.stage1 import encode
+
+    with torch.no_grad():
+        found = made._teacher(batch, encode(tiny.model, batch.pixels))
+        whole = tiny.model(input_ids=batch.ids, attention_mask=batch.mask, pixel_values=batch.pixels).last_hidden_state
+    assert torch.allclose(found, answer_positions(whole, batch.answers), atol=1e-4)
+
+
+def test_a_run_leaves_what_it_says(tmp_path, tiny, processor) -> None:
+    result, made = run(tmp_path, tiny, processor)
+    assert result.step == 6
+    assert set(result.losses[0]) == {"token_merger", "layer_pruners", "discriminator"}
+    for name in ("token_merger", "layer_pruners", "discriminator"):
+        assert (tmp_path / "checkpoints" / f"{name}_step_6.safetensors").is_file()
+    log = (tmp_path / "logs" / "training.log").read_text()
+    for words in ("[Step 0] Temperature: 1.000", "merge_sparsity_loss", "adv_loss", "real_loss", "[Eval Step 6]"):
+        assert words in log
+    metrics = result.validations[-1]
+    assert {"accuracy_baseline", "accuracy_soft", "accuracy_hard", "keep_ratio_merge"} <= set(metrics)
+    assert (metrics["avg_original_tokens"], metrics["avg_merged_tokens"]) == (144, 72)
+    assert metrics["accuracy_soft"] == metrics["accuracy_hard"]
+    names = _tensorboard(tmp_path)
+    assert {"temperature", "disc_prob_real", "adv_loss", "task_loss", "validation/accuracy_hard"} <= names
+    batch = made.questions.batch(0, 2)
+    with torch.no_grad(), tokensieve.attach(tiny, "two_stage", adapter=tmp_path / "last.safetensors") as handle:
+        tiny(input_ids=batch.ids, attention_mask=batch.mask, pixel_values=batch.pixels)
+        assert handle.stats.vision_tokens_per_layer == [72, 46]
+
+
+def _tensorboard(folder: Path) -> set[str]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder / "tensorboard"))
+    found.Reload()
+    return set(found.Tags()["scalars"])
+
+
+def test_only_the_small_parts_learn(tmp_path, tiny, processor) -> None:
+    before = {name: value.clone() for name, value in tiny.state_dict().items()}
+    made = task(tmp_path, tiny, processor)
+    parts = {n: {k: v.clone() for k, v in part.state_dict().items()} for n, part in made.modules.items()}
+    train_vlm(made.config, task=made)
+    assert all(torch.equal(value, before[name]) for name, value in tiny.state_dict().items())
+    for name, part in made.modules.items():
+        assert any(not torch.equal(value, parts[name][key]) for key, value in part.state_dict().items()), name
+
+
+def test_the_discriminator_can_be_switched_off(tmp_path, tiny, processor) -> None:
+    result, _ = run(tmp_path, tiny, processor, "adv_loss_weight=0", "distill_loss_weight=0", "questions=4")
+    assert set(result.losses[0]) == {"token_merger", "layer_pruners"}
+
+
+def test_a_new_discriminator_remembers_nothing() -> None:
+    torch.manual_seed(0)
+    judge = Discriminator(8, 4)
+    optimiser = torch.optim.Adam(judge.parameters())
+    judge(torch.randn(3, 8)).sum().backward()
+    optimiser.step()
+    before = judge.layers[0].weight.clone()
+    judge.start_anew(optimiser)
+    assert not torch.equal(before, judge.layers[0].weight)
+    assert not optimiser.state
+
+
+_KILLED = """
+import os, signal, sys, torch
+torch.set_num_threads(1)
+from tokensieve.tasks.vlm.config import SMALL, parse_config
+from tokensieve.tasks.vlm.train import train_vlm
+
+config = parse_config(SMALL, sys.argv[1:])
+train_vlm(config, tick=lambda step: os.kill(os.getpid(), signal.SIGKILL) if step == 5 else None)
+"""
+
+
+def test_a_killed_run_goes_on_with_the_same_losses(tmp_path, tiny, processor) -> None:
+    save_small_llava(tiny, processor, tmp_path / "model")
+    more = [*QUICK, f"name={tmp_path / 'model'}"]
+    whole = train_vlm(parse_config(SMALL, [*more, f"output_dir={tmp_path / 'whole'}"]))
+    torn = [*more, f"output_dir={tmp_path / 'torn'}"]
+    done = subprocess.run([sys.executable, "-c", _KILLED, *torn], check=False, capture_output=True)
+    assert done.returncode == -9, done.stderr
+    again = train_vlm(parse_config(SMALL, torn), resume=True)
+    assert again.losses == whole.losses
+    assert again.validations == whole.validations
+    with pytest.raises(OptionError, match="other settings"):
+        train_vlm(parse_config(SMALL, [*torn, "merge_ratio=0.25", "target_merge_tokens=36"]), resume=True)
+
+
+def test_data_that_is_not_there(tmp_path, tiny, processor) -> None:
+    save_small_llava(tiny, processor, tmp_path / "model")
+    with pytest.raises(DataError, match=r"dataset_settings\.train"):
+        build_task(config(tmp_path, f"name={tmp_path / 'model'}", "train=''"))
+
+
+def test_out_of_memory_says_what_to_lower(tmp_path, tiny, processor, monkeypatch) -> None:
+    made = task(tmp_path, tiny, processor)
+
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(made, "step", full)
+    with pytest.raises(OptionError, match=r"batch_size.*max_vision_tokens.*image_max_size"):
+        train_vlm(made.config, task=made)
+
+
+# -- health ------------------------------------------------------------------------------------------------------------
+
+FINE = {
+    "accuracy_baseline": 0.9, "accuracy_soft": 0.89, "accuracy_hard": 0.89, "avg_merged_tokens": 72.0,
+    "avg_original_tokens": 144.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"avg_merged_tokens": 144.0}, "lower merge_ratio"),
+        ({"accuracy_hard": 0.8, "accuracy_soft": 0.8}, "raise task_loss_weight"),
+        ({"accuracy_hard": 0.88}, "1.0 points apart"),
+        ({}, None),
+    ],
+)
+def test_a_judgement_that_is_bad_is_one_warning(change, words) -> None:
+    said: list[str] = []
+    health = Health(parse_config(SMALL), 100, said.append)
+    health.start()
+    for step in (60, 80):
+        health.judged(step, FINE | change)
+    assert len(said) == (words is not None)
+    assert words is None or words in said[0]
+
+
+def test_a_discriminator_that_has_won_and_a_temperature_that_stays_are_warned_of() -> None:
+    said: list[str] = []
+    health = Health(parse_config(SMALL, ["temperature_min=1.0"]), 100, said.append)
+    health.start()
+    assert "temperature will not fall" in said[0]
+    for _ in range(120):
+        health.step({"disc_prob_real": 0.6, "disc_prob_fake": 0.4})
+    assert len(said) == 1
+    for _ in range(120):
+        health.step({"disc_prob_real": 0.99, "disc_prob_fake": 0.01})
+    assert len(said) == 2
+    assert "disc_reinit_prob" in said[1]
