@@ -25,6 +25,7 @@ EPILOG = """examples:
   tokensieve train select                                on CIFAR-10 training images, for 2x and 3x
   tokensieve train select --photos DIR --keep 0.25 --steps 1000 -o runs/select.safetensors
   tokensieve train vlm --dry-run                         what would be trained, tokens per layer, FLOPs
+  tokensieve train vlm-base                              the small LLaVA from nothing, an hour on one core, once
   tokensieve train select --resume                       go on after an interruption
   tokensieve eval --method learned --adapter runs/select.safetensors --keep 0.25
 
