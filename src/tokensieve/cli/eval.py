@@ -1,7 +1,8 @@
 """Run the CLIP benchmark with token reduction: accuracy, and the speed measured in the same run.
 
 Stands on clip_benchmark: all its flags pass through, for all five of its tasks. With no model and no data named it runs
-on the embedded ones. `tokensieve eval reid` evaluates re-identification; it has its own flags and --help.
+on the embedded ones. `tokensieve eval reid` evaluates re-identification, `tokensieve eval vlm` a LLaVA model; each has
+its own flags and --help.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 from tokensieve.cli.clip_flags import add_seed_flags, add_shared_flags, parse, sieve_config
 from tokensieve.cli.parser import Parser, budget, keep_number
-from tokensieve.errors import OptionError, UnknownNameError, nearest
+from tokensieve.errors import UnknownNameError, nearest
 
 TASKS = ("clip", "reid", "vlm")
 EPILOG = """examples:
@@ -30,8 +31,10 @@ def main(argv: Sequence[str]) -> int:
             from tokensieve.cli import eval_reid
 
             return eval_reid.main(words)
-        if task != "clip":
-            raise OptionError(f"tokensieve eval {task} is not there yet; `tokensieve eval clip` is")
+        if task == "vlm":
+            from tokensieve.cli import eval_vlm
+
+            return eval_vlm.main(words)
     own, base = parse(_parser(), words)
     config = sieve_config(own)
 

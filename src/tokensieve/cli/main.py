@@ -19,7 +19,7 @@ COMMANDS = {
     "build": "make one CSV of the result files of eval and sweep",
     "data": "get, make or check data sets",
     "demo": "see it work: the embedded CLIP untouched and reduced, a table and report.html",
-    "eval": "run the CLIP benchmark with token reduction, or evaluate re-identification (reid)",
+    "eval": "run the CLIP benchmark with token reduction, or evaluate re-identification (reid) or LLaVA (vlm)",
     "extract": "features of one's own images, without labels, in a file",
     "methods": "list the token-reduction methods, or show one with its options",
     "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",

@@ -16,6 +16,7 @@ from tokensieve.results.evals import read_evals
 from tokensieve.results.record import check_writable, write_whole
 from tokensieve.results.report.reid import is_reid
 from tokensieve.results.report.runs import budget, number
+from tokensieve.results.report.vlm import is_vlm
 
 if TYPE_CHECKING:
     from tokensieve.results.report import Pictures
@@ -52,7 +53,7 @@ def run(args: Namespace) -> int:
 
 def _pictures(runs: Sequence[Mapping[str, Any]], args: Namespace) -> Pictures | None:
     """What the runs' methods keep of the photos; nothing where no run reduced anything."""
-    requests = chosen([run for run in runs if not is_reid(run)])  # those bring pictures of their own
+    requests = chosen([run for run in runs if not is_reid(run) and not is_vlm(run)])  # they have their own
     if not requests:
         return None
     from tokensieve.results.pictures import read_photo

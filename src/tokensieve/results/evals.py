@@ -22,6 +22,7 @@ __all__ = ["EVAL_FORMAT", "main_metric", "read_eval", "read_evals", "read_foreig
 EVAL_FORMAT = "tokensieve-eval-1"
 _THEIRS = ("dataset", "model", "pretrained", "task", "metrics")
 _FIRST = ("dataset", "model_fullname", "model", "pretrained", "task", "language", "method", "mode", "keep")
+_NESTED = ("metrics", "config", "rows", "runs", "lists", "samples", "baseline")  # no columns of a table
 _MAIN = ("acc1", "mean_average_precision", "lp_acc1", "image_retrieval_recall@5", "acc", "CIDEr")
 
 
@@ -103,7 +104,7 @@ def write_csv(places: Iterable[str | Path], path: str | Path) -> int:
 
 
 def _row(result: Mapping[str, Any]) -> dict[str, Any]:
-    rest = {name: value for name, value in result.items() if name not in ("metrics", "config", "rows", "runs", "lists")}
+    rest = {name: value for name, value in result.items() if name not in _NESTED}
     row = _flat({"model_fullname": f"{result['model']} {result['pretrained']}", **result["metrics"], **rest})
     return {name: "" if isinstance(value, float) and math.isnan(value) else value for name, value in row.items()}
 

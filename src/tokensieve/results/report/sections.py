@@ -18,6 +18,7 @@ from tokensieve.results.report import runs as r
 from tokensieve.results.report.page import render
 from tokensieve.results.report.reid import Reid
 from tokensieve.results.report.runs import Run
+from tokensieve.results.report.vlm import Vlm, with_baselines
 
 __all__ = ["Commands", "Photo", "Pictures", "Plots", "Section", "Summary", "Table", "eval_sections"]
 
@@ -36,8 +37,9 @@ class Section(Protocol):
 
 def eval_sections(runs: Sequence[Run], pictures: Section | None = None) -> list[Section]:
     """The sections for results of `tokensieve eval`."""
+    every = with_baselines(runs)
     sections: list[Section | None] = [
-        Summary(runs), Plots(runs), pictures, Reid(runs), Table(runs), Commands(runs),
+        Summary(every), Plots(every), pictures, Reid(runs), Vlm(runs), Table(every), Commands(runs),
     ]  # fmt: skip
     return [section for section in sections if section is not None]
 
@@ -172,6 +174,11 @@ _RESULTS = (  # key, heading, how to write it
     ("gained", "gained / possible", "{:.2f}"),
     ("tokens_average", "tokens, average", "{:.1f}"),
     ("gmacs", "GMACs", "{:.2f}"),
+    ("gmacs_with_tower", "GMACs with tower", "{:.2f}"),
+    ("kv_bytes", "KV bytes", "{:,.0f}"),
+    ("first_token_ms", "ms to first token", "{:.1f}"),
+    ("decode_tokens_per_second", "tokens / s, decoding", "{:.0f}"),
+    ("overhead_ms", "overhead, ms", "{:.2f}"),
     ("seconds", "seconds", "{:.0f}"),
 )
 

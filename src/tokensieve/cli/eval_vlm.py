@@ -1,0 +1,111 @@
+"""Evaluate a LLaVA model with vision tokens taken out, beside the untouched one, on the same questions.
+
+Accuracy by type of question, loyalty to the untouched model's answers, tokens of each layer, MACs, time to the first
+token, decoding speed and cache. With no model and no data named: the shipped small LLaVA, and generated questions about
+scenes that it has not seen. Data of one's own is a JSONL file, a line for each question:
+{"image": "photos/1.png", "question": "What colour is the car?", "answers": ["red", "dark red"], "type": "colour"}
+"""
+
+from __future__ import annotations
+
+import shlex
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokensieve.cli.parser import Parser, blocks, budget, keep_number, option_pairs
+from tokensieve.errors import OptionError
+
+EPILOG = """examples:
+  tokensieve eval vlm --method fastv --keep_average 0.5
+  tokensieve eval vlm --method divprune --keep 48 --images 50 -o runs/divprune.json
+  tokensieve eval vlm --method pyramiddrop --keep 0.4,0.2 --at 2,5
+  tokensieve eval vlm --adapter outputs/checkpoints -o runs/learned.json
+  tokensieve eval vlm --model llava-hf/llava-1.5-7b-hf --data mine.jsonl --metric vqa --method visionzip --keep 64
+  tokensieve report runs -o report.html"""
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse(argv)
+    if args.keep is not None and args.keep_average is not None:
+        raise OptionError("--keep and --keep_average contradict each other: give one")
+    if args.output:
+        from tokensieve.results.record import check_writable
+
+        check_writable(args.output)
+    result = _result(args, shlex.join(["tokensieve", "eval", "vlm", *argv]))
+    _show(result)
+    if args.output:
+        from tokensieve.results.evals import write_eval
+
+        write_eval(result, args.output)
+        print(f"result: {args.output}")
+    return 0
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="tokensieve eval vlm", description=__doc__, epilog=EPILOG)
+    add = parser.add_argument
+    add("--model", metavar="DIR", help="a LLaVA of `save_pretrained`, or a name (default: the shipped small one)")
+    add("--data", type=Path, metavar="FILE", help="questions, JSONL (default: generated ones)")
+    add("--method", metavar="NAME", help="see `tokensieve methods`; none: the untouched model (default: none)")
+    add("--keep", type=budget, metavar="K", help="vision tokens that remain at the end: a count, a ratio, or a list")
+    add("--keep_average", type=keep_number, metavar="K", help="instead: vision tokens that remain on layer average")
+    add("--at", type=blocks, metavar="L", help="decoder layers before which tokens leave, as 2 or 2,4,6")
+    add("--method_option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method, repeatable")
+    add("--adapter", type=Path, metavar="PATH", help="what `tokensieve train vlm` wrote; the method is two_stage then, "
+        "unless merger or pruner is named, with the budget it was trained for")  # fmt: skip
+    add("--images", type=int, metavar="N", help="the first so many (default: all of --data, 200 generated)")
+    add("--metric", default="exact", metavar="M", help="exact, or vqa (agreement with several people; default: exact)")
+    add("--prompt", metavar="TEXT", help="template with <image> and {question} (default: LLaVA-1.5's)")
+    add("--new_tokens", type=int, default=16, metavar="N", help="longest answer (default: 16)")
+    add("--batch_size", type=int, default=16, metavar="B", help="questions at a time (default: 16)")
+    add("--samples", type=int, default=6, metavar="N", help="questions with pictures for the report (default: 6)")
+    add("--seed", type=int, metavar="S", help="of the generated questions and images")
+    add("-o", "--output", type=Path, metavar="FILE", help="the result, for `tokensieve report` (default: only shown)")
+    return parser
+
+
+def _options(args: Namespace) -> Any:
+    from tokensieve.tasks.vlm.evaluate import VlmEvalOptions
+
+    method, options = args.method, option_pairs(args.method_option)
+    if args.adapter is not None:
+        method = method or "two_stage"
+        if options.setdefault("adapter", str(args.adapter)) != str(args.adapter):
+            raise OptionError("--adapter and --method_option adapter=... contradict each other: give one")
+    names = ("model", "data", "keep", "keep_average", "images", "batch_size", "metric", "new_tokens", "samples")
+    given = {name: getattr(args, name) for name in names}
+    given |= {name: getattr(args, name) for name in ("prompt", "seed") if getattr(args, name) is not None}
+    at = None if args.at is None else tuple(args.at)
+    return VlmEvalOptions(**given, method=method or "none", at=at, options=options)
+
+
+def _result(args: Namespace, command: str) -> dict[str, Any]:
+    from rich.console import Console
+    from rich.progress import Progress
+    from transformers.utils.logging import disable_progress_bar
+
+    from tokensieve.tasks.vlm.evaluate import evaluate_vlm
+
+    disable_progress_bar()  # of loading weights; the one below counts questions
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        bar = progress.add_task("questions", total=None)
+        return evaluate_vlm(
+            _options(args), command=command,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )  # fmt: skip
+
+
+def _show(result: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from tokensieve.results.vlm_tables import vlm_tables
+
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=160)
+    for table in vlm_tables(result):
+        console.print(table)
