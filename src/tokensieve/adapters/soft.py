@@ -13,6 +13,7 @@ Imports engine, methods and core.
 from __future__ import annotations
 
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -52,7 +53,8 @@ class SoftRun(Run):
         staying = F.pad(gate, (0, state.made))
         mass = (1.0 - staying) * exists * size
         rows = k.detach()[:, :, prefix:].transpose(1, 2).flatten(2)
-        into = self.targets(unit_keys(rows, k.shape[1], parts=self.attachment.method.parts), reduction)
+        method = cast(SieveMethod, self.attachment.method)
+        into = self.targets(unit_keys(rows, k.shape[1], method.parts), reduction)
         kept, kept_size = fold_masses(
             take_tokens(rest, reduction.keep), size.gather(1, reduction.keep), rest, mass, into
         )

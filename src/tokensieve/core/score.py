@@ -24,8 +24,8 @@ __all__ = [
 def query_attention(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """Attention of one query to every key, averaged over heads.
 
-    q: (B, H, d), k: (B, H, L, d), bias: (B, L). Returns (B, L), rows sum to 1. A product and a sum in the order in which
-    the projection left the keys: on CPU faster than a matmul, which first copies them.
+    q: (B, H, d), k: (B, H, L, d), bias: (B, L). Returns (B, L), rows sum to 1. A product and a sum in the order in
+    which the projection left the keys: on CPU faster than a matmul, which first copies them.
     """
     logits = ((q * scale).unsqueeze(1) * k.transpose(1, 2)).sum(-1)  # (B, L, H)
     if bias is not None:
@@ -73,7 +73,8 @@ def diversity(x: Tensor, anchors: Tensor) -> Tensor:
     """1 - the largest cosine to any anchor. x: (B, N, D), anchors: (B, K, D). Returns (B, N), in [0, 2]."""
     eps = max(1e-12, torch.finfo(x.dtype).tiny)
     nearest = (F.normalize(anchors, dim=-1, eps=eps) @ x.transpose(1, 2)).amax(dim=1)  # (B, N), times the length of x
-    return 1.0 - nearest / torch.linalg.vector_norm(x, dim=-1).clamp_min(eps)
+    length: Tensor = torch.linalg.vector_norm(x, dim=-1)
+    return 1.0 - nearest / length.clamp_min(eps)
 
 
 def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:

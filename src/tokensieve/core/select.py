@@ -46,7 +46,7 @@ def max_min(x: Tensor, k: int) -> Tensor:
     """
     _check(k, x.shape[1])
     distance = cosine(x, x).neg_().add_(1.0)
-    batch, n, _ = distance.shape
+    batch = distance.shape[0]
     apart = distance.mean(dim=-1)
     own = distance.diagonal(dim1=1, dim2=2)
     itself = own.clone()

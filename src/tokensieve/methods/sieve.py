@@ -97,7 +97,8 @@ def unit_keys(keys: Tensor, heads: int, parts: int) -> Tensor:
     Products are cosines averaged over the G groups of heads. G: `parts`, or the next smaller number that divides H.
     """
     groups = next(g for g in range(min(parts, heads), 0, -1) if heads % g == 0)
-    split = keys.unflatten(2, (groups, heads // groups, -1))
+    batch, n, width = keys.shape
+    split = keys.view(batch, n, groups, heads // groups, width // heads)
     mean = split.mean(dim=3) if groups < heads else split.squeeze(3)  # (B, N, G, d)
-    length = torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
+    length: Tensor = torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
     return (mean / (length * math.sqrt(groups)).clamp_min(torch.finfo(keys.dtype).tiny)).flatten(2)
