@@ -88,7 +88,7 @@ def make_plan(
         "tokens per layer": " ".join(map(str, tokens)) + f" vision tokens, with {text} text tokens beside them",
         "vision tokens": f"{average:.1f} of {sizes.patches} on layer average, "
         f"{100 * (1 - average / sizes.patches):.1f} % less",
-        "FLOPs": f"{100 * saved_share(shape, sizes.patches, tokens, text):.1f} % of the language model's prefill saved; "
+        "FLOPs": f"{100 * saved_share(shape, sizes.patches, tokens, text):.1f} % of the language model's prefill gone, "
         f"{100 * saved_share(shape, sizes.patches, tokens, text, own):.1f} % with merger and pruners counted",
         "parameters": ", ".join(f"{name} {count:,}" for name, count in counts.items()),
         "losses": f"task {m.task_loss_weight:g}, adversarial {m.adv_loss_weight:g}, distillation "
