@@ -63,8 +63,8 @@ def _costs(result: Mapping[str, Any]) -> Table:
         own = result[key]
         cells = [_written(base[key], form)]
         if reduced:
-            cells += [_written(own, form), _saved(own, base[key])]
-        if any(cell not in ("-", "0") for cell in cells):
+            cells += [_written(own, form), "" if key == "decode_tokens_per_second" else _saved(own, base[key])]
+        if any(cell not in ("-", "0", "") for cell in cells):
             table.add_row(title, *cells)
     if reduced and result["speedup"] is not None:
         table.caption = (
