@@ -209,9 +209,11 @@ def test_a_new_discriminator_remembers_nothing() -> None:
     judge(torch.randn(3, 8)).sum().backward()
     optimiser.step()
     before = judge.layers[0].weight.clone()
-    judge.start_anew(optimiser)
+    rng = torch.get_rng_state()
+    judge.start_anew(optimiser, 3)
     assert not torch.equal(before, judge.layers[0].weight)
     assert not optimiser.state
+    assert torch.equal(rng, torch.get_rng_state())  # what a step draws after it stays the same
 
 
 _KILLED = """

@@ -129,7 +129,8 @@ class FileQuestions:
         return len(self.train)
 
     def batch(self, step: int, size: int) -> Batch:
-        chosen, at = [], step * size
+        chosen: list[VisualQuestion] = []
+        at = step * size
         while len(chosen) < size:
             epoch, start = divmod(at + len(chosen), len(self.train))
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.train))

@@ -25,9 +25,11 @@ class Discriminator(nn.Module):
         return out
 
     @torch.no_grad()
-    def start_anew(self, optimiser: Optimizer) -> None:
+    def start_anew(self, optimiser: Optimizer, seed: int) -> None:
         """New weights, and an optimiser that remembers nothing: one that has won gives no direction any more."""
-        for layer in self.layers:
-            if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for layer in self.layers:
+                if isinstance(layer, nn.Linear):
+                    layer.reset_parameters()
         optimiser.state.clear()

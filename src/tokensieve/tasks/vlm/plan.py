@@ -12,7 +12,7 @@ from tokensieve.methods.pruner import LayerPruners, pruned_counts
 from tokensieve.tasks.vlm.backbone import Sizes
 from tokensieve.tasks.vlm.config import VlmConfig
 
-__all__ = ["Plan", "make_plan", "saved_share", "tokens_per_layer", "wasted_layers"]
+__all__ = ["Plan", "make_plan", "own_macs", "saved_share", "tokens_per_layer", "wasted_layers"]
 
 TEXT = 65  # tokens of a usual prompt, where no data says it
 _WORTH = 0.01

@@ -32,7 +32,7 @@ from tokensieve.tasks.vlm.losses import (
     task_loss,
     temperature_at,
 )
-from tokensieve.tasks.vlm.plan import TEXT, Plan, make_plan
+from tokensieve.tasks.vlm.plan import TEXT, Plan, make_plan, own_macs, tokens_per_layer
 from tokensieve.training import FitConfig, FitResult, Step, Validation, fit
 from tokensieve.training.checkpoint import save_tensors
 from tokensieve.training.distributed import rank, world_size
@@ -103,7 +103,8 @@ class VlmTask:
 
     def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor]:
         """(A, D) hidden states of the pruned model that say the answers, and the merger's scores (B, N)."""
-        with self.soft(batch.prompt()) as handle:
+        handle = self.soft(batch.prompt())
+        with handle:
             out = self.model.model(
                 input_ids=batch.ids, attention_mask=batch.mask, mm_encoder_outputs={"image": encoded}, use_cache=False
             )
@@ -144,7 +145,7 @@ class VlmTask:
         scalars: dict[str, Any] = {"temperature": self.merger.temperature}
         found: dict[str, Tensor] = {}
         if real is not None and m.adv_loss_weight:
-            found[_DISCRIMINATOR], adversarial, more = self._against(real, fake)
+            found[_DISCRIMINATOR], adversarial, more = self._against(real, fake, step)
             losses["adv_loss"] = adversarial
             total = total + m.adv_loss_weight * adversarial
             scalars |= more
@@ -156,10 +157,11 @@ class VlmTask:
         self._log(step, scalars)
         return Step(found, scalars)
 
-    def _against(self, real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor, dict[str, Any]]:
+    def _against(self, real: Tensor, fake: Tensor, step: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
         """The discriminator's loss, the loss of those who want to fool it, and its figures."""
-        if float(torch.rand(())) < self.config.method.disc_reinit_prob:
-            self.discriminator.start_anew(self.optimisers[_DISCRIMINATOR])
+        seed = self.config.dl.seed * 1_000_003 + step  # all processes start anew at the same steps, alike
+        if float(torch.rand((), generator=torch.Generator().manual_seed(seed))) < self.config.method.disc_reinit_prob:
+            self.discriminator.start_anew(self.optimisers[_DISCRIMINATOR], seed)
         seen = self.discriminator(torch.cat([real, fake.detach()])).chunk(2)
         real_loss, fake_loss = discriminator_losses(*seen)
         figures = {
@@ -171,33 +173,42 @@ class VlmTask:
     def validate(self) -> Validation:
         """Accuracy untouched, as trained (soft) and as used (hard), on questions that training never shows."""
         right: dict[str, list[Tensor]] = {"baseline": [], "soft": [], "hard": []}
-        cost = None
+        saved: list[float] = []
         for batch in self.questions.held_back(4 * self.config.dl.batch_size):
             batch = batch.to(self.model.device)
             if self._baseline is None:
                 right["baseline"].append(answered(self.model, batch))
-            with self.hard() as handle:
+            handle = self.hard()
+            with handle:
                 right["hard"].append(answered(self.model, batch))
-                cost = handle.cost()
+                saved.append(self._saved(handle))
             encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
             logits = self.model.lm_head(self._student(batch, encoded)[0])
             right["soft"].append(all_right(logits.argmax(-1), batch.answers))
         if self._baseline is None:
             self._baseline = float(torch.cat(right["baseline"]).float().mean())
-        assert cost is not None
         metrics = {
             "accuracy_baseline": self._baseline,
             **{f"accuracy_{name}": float(torch.cat(right[name]).float().mean()) for name in ("soft", "hard")},
             "keep_ratio_merge": self.sizes.merged / self.sizes.patches,
             "avg_original_tokens": float(self.sizes.patches),
             "avg_merged_tokens": float(self.sizes.merged),
-            "avg_layer_tokens": cost.vision_tokens_average,
-            "flops_saved": cost.saved,
+            "avg_layer_tokens": sum(self._layers()) / self.sizes.depth,
+            "flops_saved": sum(saved) / len(saved),
         }  # fmt: skip
         self._write_parts()
         self._tell(f"[Eval Step {self.done}]\n" + "\n".join(f"  - {k}: {v:.4g}" for k, v in metrics.items()), say=False)
         self.health.judged(self.done, metrics)
         return Validation(metrics["accuracy_hard"], metrics)
+
+    def _layers(self) -> list[int]:
+        return tokens_per_layer(self.sizes.merged, self.sizes.depth, self.pruners.layers, self.pruners.keep)
+
+    def _saved(self, handle: VlmAttachment) -> float:
+        """The share of the language model's prefill MACs that is gone, merger and pruners counted."""
+        cost, text = handle.cost(), handle.stats.text_of_prompts
+        own = own_macs(self.merger, self.pruners, self.sizes, self._layers(), round(sum(text) / len(text)))
+        return 1.0 - (cost.macs + own) / cost.macs_full
 
     def facts(self) -> dict[str, Any]:
         config = self.config.model_dump(mode="json", exclude={"output_dir", "manager_settings", "search_settings"})
