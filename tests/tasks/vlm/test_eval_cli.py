@@ -71,6 +71,7 @@ def test_questions_of_ones_own(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert all(len(sample["kept"]) == 40 for sample in found["samples"])
     out = capsys.readouterr().out
     assert "KV bytes" in out
+    assert "1 of 144, 1 of 40" in out
     assert "<i>count</i>" in out
     assert write_csv([tmp_path / "result.json"], tmp_path / "all.csv") == 1
     assert "samples" not in (tmp_path / "all.csv").read_text().splitlines()[0]

@@ -17,11 +17,13 @@ from tokensieve.errors import DataError, OptionError, UnknownNameError
 from tokensieve.methods.merger import Merger, TokenMerger
 from tokensieve.methods.pruner import LayerPruners, Pruner
 from tokensieve.methods.two_stage import TwoStage
+from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.vlm.answers import Answers, Asked, Asker, kept_patches, learned_macs, pictures_of
 from tokensieve.tasks.vlm.compare import Comparison, figures_of
 from tokensieve.tasks.vlm.data import load_questions, vqa_accuracy, write_synthetic
 from tokensieve.tasks.vlm.evaluate import VlmEvalOptions, attach_reduced, held_out_questions, plan_of
 from tokensieve.tasks.vlm.paired import paired_interval
+from tokensieve.tasks.vlm.soft_answers import is_learned, soft_answers
 
 
 def naive_vqa(given: str, answers: list[str]) -> float:
@@ -137,6 +139,20 @@ def test_learned_networks_are_counted(tiny: Any) -> None:
     handle.remove()
     handle = attach(tiny, "fastv", keep=36, at=1)
     assert learned_macs(handle, 7) == 0
+
+
+def test_soft_answers_are_those_of_dropping(tiny: Any, processor: Any) -> None:
+    torch.manual_seed(0)
+    merger = TokenMerger(width=32, text_width=32, kind="question_aware", ratio=0.5, inner=16, heads=2)
+    pruners = LayerPruners(32, 2, [1], patches=144, inner=16, heads=2, keep=0.5)
+    method = TwoStage(first=Merger(adapter=merger.eval()), second=Pruner(adapter=pruners.eval()), merge_keep=0.5)
+    model = twin(tiny)
+    handle = attach(model, method, keep=20)
+    questions = held_out_questions(2)
+    hard = ask_all(model, processor, questions, 4, handle).texts
+    assert is_learned(handle)
+    assert soft_answers(Asker(processor, new_tokens=3), tiny, handle, questions, 4) == hard
+    assert hard != ask_all(tiny, processor, questions, 4).texts  # what is kept matters to this model
 
 
 def test_kept_patches_and_pictures(tiny: Any, processor: Any) -> None:

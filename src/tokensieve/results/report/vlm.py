@@ -17,7 +17,7 @@ from tokensieve.results.pictures import draw_kept, draw_photo, jpeg_uri
 from tokensieve.results.report import runs as r
 from tokensieve.results.report.page import render
 from tokensieve.results.report.runs import Run
-from tokensieve.results.vlm_tables import COSTS
+from tokensieve.results.vlm_tables import COSTS, written
 
 __all__ = ["Vlm", "is_vlm", "with_baselines"]
 
@@ -86,7 +86,7 @@ def _costs(run: Run, base: Run) -> list[tuple[str, str, str]]:
     """(what, untouched, with the method) of the figures that either has."""
     found = []
     for key, title, form in COSTS:
-        words = tuple("-" if where.get(key) is None else form.format(where[key]) for where in (base, run))
+        words = tuple(written(where.get(key), form) for where in (base, run))
         if any(word not in ("-", "0") for word in words):
             found.append((title, words[0], words[1]))
     return found

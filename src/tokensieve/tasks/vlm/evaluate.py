@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -29,10 +30,11 @@ from tokensieve.results.pictures import jpeg_uri
 from tokensieve.results.record import hardware, versions
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.vlm.answers import PROMPT, Answers, Asked, Asker, kept_patches, pictures_of
-from tokensieve.tasks.vlm.compare import METRICS, Comparison, figures_of, saved, speed_against
+from tokensieve.tasks.vlm.compare import METRICS, Comparison, figures_of, saved, scores_of, speed_against
 from tokensieve.tasks.vlm.data import draw_questions, load_questions
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 from tokensieve.tasks.vlm.load import load_llava
+from tokensieve.tasks.vlm.soft_answers import is_learned, soft_answers
 
 __all__ = ["EVAL_SEED", "VlmEvalOptions", "attach_reduced", "evaluate_vlm", "held_out_questions", "plan_of"]
 
@@ -141,7 +143,7 @@ def evaluate_vlm(
     found = Comparison(questions, own.answers.texts, plain.answers.texts, options.metric)
     return {
         **_names(options),
-        "metrics": found.metrics(),
+        "metrics": {**found.metrics(), **_soft(asker, model, own.handle, questions, options)},
         **_method(options, own.handle),
         **figures,
         **against,
@@ -157,6 +159,16 @@ def evaluate_vlm(
         "config": json.dumps({**asdict(options), "data": str(options.data or "")}, sort_keys=True, default=str),
         **_where(model, command, time.perf_counter() - begin),
     }
+
+
+def _soft(
+    asker: Asker, model: Any, handle: VlmAttachment | None, questions: Sequence[Asked], options: VlmEvalOptions
+) -> dict[str, float]:
+    """accuracy_soft of a learned method, which is to be as good as `accuracy`, where tokens really leave."""
+    if handle is None or not is_learned(handle):
+        return {}
+    texts = soft_answers(asker, model, handle, questions, options.batch_size)
+    return {"accuracy_soft": statistics.fmean(scores_of(texts, questions, options.metric))}
 
 
 def _ask_all(
