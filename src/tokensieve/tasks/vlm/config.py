@@ -179,13 +179,13 @@ SMALL: dict[str, Any] = {
     },
     "method_settings": {
         "merger_type": "question_aware", "merge_ratio": 0.5, "target_merge_tokens": 72, "merge_sparsity_weight": 1e-4,
-        "pruning_layers": [2, 4, 6], "pruner_keep": 0.65, "pruner_d_internal": 64, "pruner_num_heads": 4,
+        "pruning_layers": [2, 4, 6], "pruner_keep": 0.75, "pruner_d_internal": 64, "pruner_num_heads": 4,
         "pruner_type": "cross_attention", "temperature": 1.0, "temperature_min": 0.1, "temperature_anneal_rate": 0.5,
         "adv_loss_weight": 1.0, "task_loss_weight": 25.0, "distill_loss_weight": 25.0, "disc_reinit_prob": 0.01,
     },
     "manager_settings": {"mode": "single"},
     "backbone_settings": {"name": SMALL_LLAVA},
-    "dataset_settings": {"train": GENERATED, "val": GENERATED, "questions": 20000, "val_questions": 384},
+    "dataset_settings": {"train": GENERATED, "val": GENERATED, "questions": 12800, "val_questions": 384},
     "output_dir": "outputs",
 }  # fmt: skip
 
@@ -269,9 +269,11 @@ def _explained(error: ValidationError) -> Exception:
 
 
 def _near(place: list[str]) -> list[str]:
-    """The keys that could have been meant: those of the same section; of an unknown section, the sections."""
+    """The keys that could have been meant: those of the same section; of none, the sections and every last name."""
     before = ".".join(place[:-1])
     here: type[BaseModel] = VlmConfig
     for name in place[:-1]:
         here = here.model_fields[name].annotation  # type: ignore[assignment]
-    return [f"{before}.{name}" if before else name for name in here.model_fields]
+    if not before:
+        return sorted({*here.model_fields, *(key.rsplit(".", 1)[-1] for key in _keys(VlmConfig))})
+    return [f"{before}.{name}" for name in here.model_fields]
