@@ -123,9 +123,10 @@ def test_help_shows_both_sets(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--methods" in text
 
 
-@pytest.mark.parametrize(("word", "said"), [("reid", "not there yet"), ("vlm", "not there yet"), ("clp", "clip")])
-def test_other_tasks_say_that_they_are_not_there(word: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["eval", word]) == 2
+@pytest.mark.parametrize(("words", "said"), [(["reid"], "--checkpoint"), (["vlm", "--model", "gone"], "gone"),
+                                             (["clp"], "clip")])  # fmt: skip
+def test_other_tasks_and_wrong_words(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", *words]) == 2
     assert said in capsys.readouterr().err
 
 

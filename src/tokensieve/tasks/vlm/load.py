@@ -41,7 +41,8 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
     level = hf.logging.get_verbosity()
     hf.logging.set_verbosity_error()  # what is missing is said below, in one line
     try:
-        model, info = hf.LlavaForConditionalGeneration.from_pretrained(name, dtype=dtype, output_loading_info=True)
+        loader: Any = hf.LlavaForConditionalGeneration  # its types do not know output_loading_info
+        model, info = loader.from_pretrained(name, dtype=dtype, output_loading_info=True)
         processor = hf.AutoProcessor.from_pretrained(name)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise MissingMaterialError(f"model {name} cannot be loaded: {_short(error)}") from None

@@ -31,7 +31,8 @@ def soft_answers(
     of its own. The heads see the question only, never the answer so far.
     """
     counts = handle.counts(handle.patches)
-    soft, softness = twin(model), Softness()
+    softness = Softness()
+    soft: Any = twin(model)
     attach_soft(soft, handle.method, softness, keep=[counts[layer] for layer in handle.at], at=handle.at)
     texts: list[str] = []
     ends = soft.generation_config.eos_token_id
