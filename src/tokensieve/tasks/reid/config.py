@@ -11,23 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
+from tokensieve.tasks.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
 
-Ratio = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
 
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ModelSection(_Section):
+class ModelSection(Section):
     """TRANSFORMER_TYPE: "small" (from scratch, shaped by PATCH, WIDTH, DEPTH, HEADS), "vit-s14" (real weights), or the
     name of an open_clip model, whose weights are the local file PRETRAIN_PATH.
 
@@ -60,7 +51,7 @@ class ModelSection(_Section):
         return self
 
 
-class InputSection(_Section):
+class InputSection(Section):
     """SIZE_TRAIN: height, width; None is the data set's own. PIXEL_MEAN, PIXEL_STD: None is the backbone's own."""
 
     SIZE_TRAIN: tuple[Positive, Positive] | None = None
@@ -68,7 +59,7 @@ class InputSection(_Section):
     PIXEL_STD: tuple[float, float, float] | None = None
 
 
-class DatasetsSection(_Section):
+class DatasetsSection(Section):
     """NAMES: the layout, rgbnt201, rgbnt100, msvr310 or folder. VAL_SHARE: of the training identities."""
 
     NAMES: str = "rgbnt201"
@@ -77,14 +68,14 @@ class DatasetsSection(_Section):
     VAL_SHARE: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
 
-class DataloaderSection(_Section):
+class DataloaderSection(Section):
     """NUM_INSTANCE: images of each identity in a batch."""
 
     NUM_INSTANCE: Annotated[int, Field(ge=2)] = 4
     NUM_WORKERS: Count = 0
 
 
-class SolverSection(_Section):
+class SolverSection(Section):
     """IMS_PER_BATCH: samples, each of all modalities, over all processes. Periods are in steps."""
 
     IMS_PER_BATCH: Positive = 32
@@ -103,11 +94,11 @@ class SolverSection(_Section):
     SEED: Count = 0
 
 
-class TestSection(_Section):
+class TestSection(Section):
     IMS_PER_BATCH: Positive = 64
 
 
-class ReidConfig(_Section):
+class ReidConfig(Section):
     """All of it. Every field has a default; `{}` is a configuration."""
 
     MODEL: ModelSection = ModelSection()
@@ -134,66 +125,9 @@ class ReidConfig(_Section):
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> ReidConfig:
     """The configuration in a YAML file with SECTION.KEY=VALUE on top. What is wrong is an error that names the key."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise MissingMaterialError(f"--config {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"--config {path} is no text file") from None
-    return parse_config(_yaml(text, f"--config {path}"), overrides)
+    return parse_config(read_settings(path), overrides)
 
 
 def parse_config(data: Any, overrides: Sequence[str] = ()) -> ReidConfig:
     """The same from plain data: {} is all defaults."""
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise OptionError("a configuration is a mapping of sections such as MODEL and SOLVER")
-    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
-    for pair in overrides:
-        _override(tree, pair)
-    try:
-        return ReidConfig.model_validate(tree)
-    except ValidationError as error:
-        raise _explained(error) from None
-
-
-def _yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise OptionError(f"{where} is no YAML: {' '.join(str(error).split())[:200]}") from None
-
-
-def _override(tree: dict[str, Any], pair: str) -> None:
-    key, equals, value = pair.partition("=")
-    if not equals or not key:
-        raise OptionError(f"{pair!r} is no KEY=VALUE, such as MODEL.USE_SDTPS=False")
-    *sections, name = key.split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            raise OptionError(f"{pair!r}: {section} is no section")
-    tree[name] = _yaml(value, pair)
-
-
-def _explained(error: ValidationError) -> Exception:
-    """The first fault, in one line, with the nearest right name where a key is unknown."""
-    fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"]]
-    key = ".".join(place)
-    if fault["type"] == "extra_forbidden":
-        return UnknownNameError(f"unknown configuration key {key!r}.{nearest(key, _known(place))}")
-    message = fault["msg"].removeprefix("Value error, ")
-    where = f"{key}={fault['input']!r}: " if key and fault["type"] != "value_error" else ""
-    return OptionError(f"configuration: {where}{message}")
-
-
-def _known(place: list[str]) -> list[str]:
-    """The keys that could have been meant: those of the same section, or, of an unknown section, all keys."""
-    sections = {name: field.default for name, field in ReidConfig.model_fields.items()}
-    section = sections.get(place[0])
-    if isinstance(section, _Section) and len(place) > 1:
-        return [f"{place[0]}.{name}" for name in type(section).model_fields]
-    every = [f"{s}.{n}" for s, part in sections.items() if isinstance(part, _Section) for n in type(part).model_fields]
-    return [*sections, *every] if len(place) > 1 else list(sections)
+    return parse_settings(ReidConfig, data, overrides)

@@ -12,38 +12,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
+from tokensieve.tasks.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 
 __all__ = ["GENERATED", "LLAVA_15", "SMALL", "VlmConfig", "load_config", "parse_config"]
 
 LLAVA_15 = "llava-hf/llava-1.5-7b-hf"
 GENERATED = "generated"  # as data: scenes and questions made on the fly
-Ratio = Annotated[float, Field(gt=0, le=1)]
 Above0 = Annotated[float, Field(gt=0)]
 From0 = Annotated[float, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Optimizer(_Section):
+class Optimizer(Section):
     lr: Above0
 
 
-class Optimizers(_Section):
+class Optimizers(Section):
     token_merger: Optimizer = Optimizer(lr=2e-5)
     layer_pruners: Optimizer = Optimizer(lr=2e-5)
     discriminator: Optimizer = Optimizer(lr=5e-4)
 
 
-class DlSettings(_Section):
+class DlSettings(Section):
     """batch_size: questions, over all processes. eval_every, checkpoint_every: steps. precision: on a GPU only."""
 
     epochs: Positive = 1
@@ -57,11 +49,11 @@ class DlSettings(_Section):
     seed: Count = 0
 
 
-class TrainerSettings(_Section):
+class TrainerSettings(Section):
     dl_settings: DlSettings = DlSettings()
 
 
-class MethodSettings(_Section):
+class MethodSettings(Section):
     """merge_ratio, target_merge_tokens: what stage 1 leaves, as a share and as a count; one says the other.
 
     pruner_keep: the share of the tokens that come to a pruner that it leaves. adv_loss_weight: 0 switches the
@@ -107,7 +99,7 @@ class MethodSettings(_Section):
         return self
 
 
-class ManagerSettings(_Section):
+class ManagerSettings(Section):
     mode: Literal["single", "optuna", "ray"] = "single"
     available_gpus: tuple[Count, ...] | None = None
     gpus_per_subtask: Positive | None = None
@@ -121,18 +113,18 @@ class ManagerSettings(_Section):
         return self
 
 
-class SearchSettings(_Section):
+class SearchSettings(Section):
     enable: bool = False
     n_trials: Positive = 50
 
 
-class BackboneSettings(_Section):
+class BackboneSettings(Section):
     """name: "small-llava", which is shipped; a folder of `save_pretrained`; or a name that transformers knows."""
 
     name: str = LLAVA_15
 
 
-class DatasetSettings(_Section):
+class DatasetSettings(Section):
     """train, val: JSONL files of questions (docs/vlm.md), or "generated", so many questions, val_questions."""
 
     train: str = ""
@@ -141,7 +133,7 @@ class DatasetSettings(_Section):
     val_questions: Positive = 384
 
 
-class VlmConfig(_Section):
+class VlmConfig(Section):
     """All of it. Every field has a default; `{}` is a configuration, for LLaVA-1.5."""
 
     trainer_settings: TrainerSettings = TrainerSettings()
@@ -192,88 +184,11 @@ SMALL: dict[str, Any] = {
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> VlmConfig:
     """The configuration in a YAML file with SECTION.KEY=VALUE on top; None: the small model's. What is wrong is an
-    error that names the key. A key that only one section has may be given without it: merge_ratio=0.4.
+    error that names the key.
     """
-    if path is None:
-        return parse_config(SMALL, overrides)
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise MissingMaterialError(f"--config {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"--config {path} is no text file") from None
-    return parse_config(_yaml(text, f"--config {path}"), overrides)
+    return parse_config(SMALL if path is None else read_settings(path), overrides)
 
 
 def parse_config(data: Any, overrides: Sequence[str] = ()) -> VlmConfig:
     """The same from plain data: {} is all defaults."""
-    if data is None:
-        data = {}
-    if not isinstance(data, dict):
-        raise OptionError("a configuration is a mapping of sections such as method_settings and trainer_settings")
-    tree = _copied(data)
-    for pair in overrides:
-        _override(tree, pair)
-    try:
-        return VlmConfig.model_validate(tree)
-    except ValidationError as error:
-        raise _explained(error) from None
-
-
-def _copied(value: Any) -> Any:
-    return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-def _yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise OptionError(f"{where} is no YAML: {' '.join(str(error).split())[:200]}") from None
-
-
-def _override(tree: dict[str, Any], pair: str) -> None:
-    key, equals, value = pair.partition("=")
-    if not equals or not key:
-        raise OptionError(f"{pair!r} is no KEY=VALUE, such as method_settings.merge_ratio=0.4")
-    whole = [known for known in _keys(VlmConfig) if known.endswith(f".{key}")]
-    *sections, name = (whole[0] if len(whole) == 1 else key).split(".")
-    for section in sections:
-        tree = tree.setdefault(section, {})
-        if not isinstance(tree, dict):
-            raise OptionError(f"{pair!r}: {section} is no section")
-    tree[name] = _yaml(value, pair)
-
-
-def _keys(section: type[BaseModel], before: str = "") -> list[str]:
-    """Every key with its sections, as it is written in KEY=VALUE."""
-    found = []
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, _Section):
-            found += _keys(kind, f"{before}{name}.")
-        else:
-            found.append(f"{before}{name}")
-    return found
-
-
-def _explained(error: ValidationError) -> Exception:
-    """The first fault, in one line, with the nearest right name where a key is unknown."""
-    fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"]]
-    key = ".".join(place)
-    if fault["type"] == "extra_forbidden":
-        return UnknownNameError(f"unknown configuration key {key!r}.{nearest(key, _near(place))}")
-    message = fault["msg"].removeprefix("Value error, ")
-    where = f"{key}={fault['input']!r}: " if key and fault["type"] != "value_error" else ""
-    return OptionError(f"configuration: {where}{message}")
-
-
-def _near(place: list[str]) -> list[str]:
-    """The keys that could have been meant: those of the same section; of none, the sections and every last name."""
-    before = ".".join(place[:-1])
-    here: type[BaseModel] = VlmConfig
-    for name in place[:-1]:
-        here = here.model_fields[name].annotation  # type: ignore[assignment]
-    if not before:
-        return sorted({*here.model_fields, *(key.rsplit(".", 1)[-1] for key in _keys(VlmConfig))})
-    return [f"{before}.{name}" for name in here.model_fields]
+    return parse_settings(VlmConfig, data, overrides)
