@@ -207,12 +207,14 @@ def put_into_page(text: str, page: Path) -> None:
 
 
 def train_all(args: argparse.Namespace, data: Path) -> None:
-    todo = [(v, seed) for seed in args.seeds for v in args.variants if not (args.output / f"{v}-{seed}.json").is_file()]
-    print(f"{len(todo)} runs of {args.steps} steps to do, {args.processes} at a time", flush=True)
+    missing = [
+        (v, seed) for seed in args.seeds for v in args.variants if not (args.output / f"{v}-{seed}.json").is_file()
+    ]
+    print(f"{len(missing)} runs of {args.steps} steps to do, {args.processes} at a time", flush=True)
     with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
         runs = [
             pool.submit(one_run, v, seed, args.steps, data, args.runs, args.output / f"{v}-{seed}.json")
-            for v, seed in todo
+            for v, seed in missing
         ]
         for done in as_completed(runs):
             print(done.result(), flush=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,6 @@ import pytest
 
 from reid_runs import make_reid_run
 from tokensieve.results.report import build_page, eval_sections
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make setup)")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (make chromium)")
-
-_FLAGS = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
 
 
 @pytest.fixture(scope="module")
@@ -31,28 +24,11 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
-        yield found
-        found.close()
-
-
 @pytest.fixture(params=[(1280, "light"), (360, "light"), (1280, "dark"), (360, "dark")], ids=str)
-def opened(browser: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page at a width and in a colour scheme; afterwards, nothing was said and nothing was asked for."""
+def opened(open_page: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     width, scheme = request.param
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda asked: said.append(asked.url))
-    page.goto(page_file.as_uri())
-    yield page
-    context.close()
-    assert [line for line in said if not line.startswith(("file:", "data:"))] == []
+    with open_page(page_file, width, scheme) as page:
+        yield page
 
 
 def test_the_section_fits_and_its_pictures_are_there(opened: Any) -> None:

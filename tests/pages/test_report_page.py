@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,6 @@ from PIL import Image
 from eval_runs import make_run, make_runs
 from tokensieve.results.pictures import Selection
 from tokensieve.results.report import Photo, Pictures, build_page, eval_sections
-
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (make setup)")
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (make chromium)")
-
-_FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-)
 
 
 @pytest.fixture(scope="module")
@@ -40,29 +30,11 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
-        yield found
-        found.close()
-
-
 @pytest.fixture
-def opened(browser: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """The page at a width and in a colour scheme; afterwards, nothing was said and nothing was asked for."""
+def opened(open_page: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
     width, scheme = getattr(request, "param", (1280, "light"))
-    context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda asked: said.append(asked.url))
-    page.goto(page_file.as_uri())
-    yield page
-    outside = [line for line in said if not line.startswith(("file:", "data:"))]
-    context.close()
-    assert outside == []
+    with open_page(page_file, width, scheme) as page:
+        yield page
 
 
 def _column(page: Any, number: int) -> list[str]:

@@ -8,11 +8,9 @@ vqa-synthetic:   drawn scenes and questions about them, as PNG files and a JSONL
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 
-from tokensieve.cli.parser import Parser
-from tokensieve.errors import UnknownNameError, nearest
+from tokensieve.cli.parser import run_part
 
 # word -> the file beside this one that has `add_arguments(parser)`, `run(args)` and EPILOG
 PARTS = {
@@ -31,16 +29,4 @@ EPILOG = """examples:
 
 
 def main(argv: Sequence[str]) -> int:
-    words = list(argv)
-    if not words or words[0].startswith("-"):
-        usage = f"tokensieve data {{{','.join(PARTS)}}} [flags]"
-        Parser(prog="tokensieve data", usage=usage, description=__doc__, epilog=EPILOG).parse(words or ["--help"])
-        return 0
-    what = words.pop(0)
-    if what not in PARTS:
-        raise UnknownNameError(f"tokensieve data does not know {what!r}.{nearest(what, PARTS)}")
-    part = importlib.import_module(f"tokensieve.cli.{PARTS[what]}")
-    parser = Parser(prog=f"tokensieve data {what}", description=part.__doc__, epilog=part.EPILOG)
-    part.add_arguments(parser)
-    code: int = part.run(parser.parse(words))
-    return code
+    return run_part("data", argv, PARTS, __doc__, EPILOG)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tokensieve.cli.clip_flags import add_seed_flags, add_shared_flags, parse, sieve_config
-from tokensieve.cli.parser import Parser, budget, keep_number
+from tokensieve.cli.parser import Parser, budget, keep_number, show
 from tokensieve.errors import UnknownNameError, nearest
 
 TASKS = ("clip", "reid", "vlm")
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         results.append(run_job(job, loader))
         print(f"result: {job.output}")
     if results:
-        show(results)
+        show_results(results)
     return 0
 
 
@@ -69,13 +69,8 @@ def _parser() -> Parser:
     return parser
 
 
-def show(results: Sequence[dict[str, object]]) -> None:
+def show_results(results: Sequence[dict[str, object]]) -> None:
     """The table of these results on the terminal."""
-    from rich.console import Console
-
     from tokensieve.results.eval_tables import eval_table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(eval_table(results))
+    show(eval_table(results))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve.cli.parser import Parser
+from tokensieve.cli.parser import Parser, show
 from tokensieve.errors import OptionError
 
 EPILOG = """examples:
@@ -102,11 +102,6 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from tokensieve.results.reid_tables import reid_table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    console.print(reid_table(result))
+    show(reid_table(result))

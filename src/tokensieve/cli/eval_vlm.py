@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve.cli.parser import Parser, blocks, budget, keep_number, option_pairs
+from tokensieve.cli.parser import Parser, blocks, budget, keep_number, option_pairs, show
 from tokensieve.errors import OptionError
 
 EPILOG = """examples:
@@ -100,12 +100,6 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from tokensieve.results.vlm_tables import vlm_tables
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    for table in vlm_tables(result):
-        console.print(table)
+    show(*vlm_tables(result))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.cli.clip_flags import add_shared_flags, parse, refuse_both
-from tokensieve.cli.eval import show
+from tokensieve.cli.eval import show_results
 from tokensieve.cli.parser import Parser, keep_number, option_pairs
 from tokensieve.errors import OptionError, RecordError
 
@@ -123,7 +123,7 @@ def _table(jobs: Sequence[Job]) -> None:
 
     results = [read_eval(job.output) for job in jobs if job.output.is_file()]
     if results:
-        show(results)
+        show_results(results)
 
 
 def _report(outcome: Outcome) -> int:
