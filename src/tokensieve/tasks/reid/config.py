@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tokensieve.tasks.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
+from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tokensieve.tasks.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
+from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 
 __all__ = ["GENERATED", "LLAVA_15", "SMALL", "VlmConfig", "load_config", "parse_config"]

@@ -1,20 +1,20 @@
-"""Configurations of training: a YAML file of sections with KEY=VALUE on top, checked by pydantic. No torch.
+"""Configurations: a YAML file of sections with KEY=VALUE on top, checked by pydantic. No torch.
 
-What is wrong is one line that names the key and, where it is unknown, the nearest right one.
+What is wrong is one line that names the key and, where it is unknown, the nearest right one. A leaf: imports errors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
 
-__all__ = ["Count", "Positive", "Ratio", "Section", "parse_settings", "read_settings"]
+__all__ = ["Count", "Positive", "Ratio", "Section", "keys_of", "parse_settings", "read_settings"]
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -74,7 +74,7 @@ def _yaml(text: str, where: str) -> Any:
 
 def _override(kind: type[Section], tree: dict[str, Any], pair: str) -> None:
     key, equals, value = pair.partition("=")
-    known = _keys(kind)
+    known = keys_of(kind)
     if not equals or not key:
         raise OptionError(f"{pair!r} is no KEY=VALUE, such as {known[0]}=...")
     whole = [name for name in known if name.endswith(f".{key}")]
@@ -86,13 +86,13 @@ def _override(kind: type[Section], tree: dict[str, Any], pair: str) -> None:
     tree[name] = _yaml(value, pair)
 
 
-def _keys(section: type[Section], before: str = "") -> list[str]:
+def keys_of(section: type[Section], before: str = "") -> list[str]:
     """Every key with its sections, as it is written in KEY=VALUE."""
     found = []
     for name, field in section.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            found += _keys(kind, f"{before}{name}.")
+            found += keys_of(kind, f"{before}{name}.")
         else:
             found.append(f"{before}{name}")
     return found
@@ -113,9 +113,12 @@ def _explained(kind: type[Section], error: ValidationError) -> Exception:
 def _near(kind: type[Section], place: list[str]) -> list[str]:
     """The keys that could have been meant: those of the same section; of none, the sections and every last name."""
     before = ".".join(place[:-1])
-    here = kind
+    here: Any = kind
     for name in place[:-1]:
-        here = here.model_fields[name].annotation  # type: ignore[assignment]
+        if isinstance(here, type) and issubclass(here, Section):
+            here = here.model_fields[name].annotation
+        else:  # names of the user's own, as in dict[str, Section]; or the places of a list
+            here = next((part for part in reversed(get_args(here)) if part is not Ellipsis), None)
     if not before:
-        return sorted({*here.model_fields, *(key.rsplit(".", 1)[-1] for key in _keys(kind))})
-    return [f"{before}.{name}" for name in here.model_fields]
+        return sorted({*here.model_fields, *(key.rsplit(".", 1)[-1] for key in keys_of(kind))})
+    return [f"{before}.{name}" for name in getattr(here, "model_fields", ())]
