@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from argparse import Action, ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
 from typing import Any
 
+from tokensieve.cli.config_file import actions_of, hint, read_table, table_words
 from tokensieve.cli.parser import Parser, option_pairs
 from tokensieve.core.budget import SCHEDULES
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
+from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 
-__all__ = ["add_shared_flags", "parse", "refuse_both", "sieve_config"]
+__all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_shared_flags", "parse", "refuse_both", "sieve_config"]
 
 # the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
@@ -24,9 +23,10 @@ _SEEDS = {
     ),
     "enable_pruning": ("prune", {"k_anchors": "k", "top_m": "m", "alpha": "alpha"}),
 }
+SEED_FLAGS = {name for switch, (_, flags) in _SEEDS.items() for name in (switch, *flags)}
 _SWITCHES = {"method", *_SEEDS}
 # a flag on the command line takes the others of its group out of the file
-_EXCLUSIVE = ({"keep", "keep_average"}, {"amp", "no_amp"}, {"val_split", "val_proportion"})
+EXCLUSIVE = ({"keep", "keep_average"}, {"amp", "no_amp"}, {"val_split", "val_proportion"})
 _DEFAULTED = ("model", "pretrained", "dataset", "dataset_root")
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
@@ -47,6 +47,7 @@ def add_shared_flags(parser: ArgumentParser) -> None:
     add("--amp", action="store_true", help="mixed precision on a CPU too, where it is off otherwise")
     add("--speed_batches", type=int, default=4, metavar="N",
         help="batches that the untouched model encodes too, for the speed-up (default: 4; 0: none)")  # fmt: skip
+    add("--images", type=int, metavar="N", help="the first so many images of the data alone (default: all)")
 
 
 def add_seed_flags(parser: ArgumentParser) -> None:
@@ -82,7 +83,7 @@ def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
     found, unknown = theirs.parse_known_args(rest)
     if unknown:
         known = [*_flags(ours), *_flags(theirs)]
-        raise UnknownNameError(f"{ours.prog} does not know {unknown[0]!r}.{_hint(unknown[0], known)}")
+        raise UnknownNameError(f"{ours.prog} does not know {unknown[0]!r}.{hint(unknown[0], known)}")
     _settle(own, found, defaults)
     return own, found
 
@@ -107,6 +108,10 @@ def _settle(own: Namespace, found: Namespace, defaults: dict[str, Any]) -> None:
         raise OptionError(f"--speed_batches {own.speed_batches}: at least 0")
     if found.batch_size < 1:
         raise OptionError(f"--batch_size {found.batch_size}: at least 1")
+    if own.images is not None:
+        if own.images < 1:
+            raise OptionError(f"--images {own.images}: at least 1")
+        found.images = own.images  # beside clip_benchmark's own, so that it is part of what a result is of
 
 
 def _take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -122,11 +127,6 @@ def _flags(parser: ArgumentParser) -> list[str]:
     return [flag for flag in parser._option_string_actions if flag.startswith("--")]
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return (f' Did you mean "{close[0]}"?' if close else "") + " See --help."
-
-
 def _help(ours: Parser, theirs: ArgumentParser) -> str:
     passed = theirs.format_help().partition("options:")[2]
     return f"{ours.format_help()}\nflags of clip_benchmark, passed through as they are:{passed}"
@@ -137,45 +137,12 @@ def _help(ours: Parser, theirs: ArgumentParser) -> str:
 
 def _file_words(file: str, ours: Parser, theirs: ArgumentParser, words: Sequence[str]) -> list[str]:
     """A YAML file as the words of a command line, without what `words` say otherwise."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise MissingMaterialError(f"--config {file} cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OptionError(f"--config {file} is no YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(data, dict):
-        raise OptionError(f"--config {file}: expected keys with values, one for each flag")
-    actions = theirs._option_string_actions | ours._option_string_actions
     said = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
-    dropped = set().union(*(group for group in _EXCLUSIVE if group & said))
+    dropped = set().union(*(group for group in EXCLUSIVE if group & said))
     if _SWITCHES & said:
         dropped |= _SWITCHES.union(*(flags for _, flags in _SEEDS.values()), {"mode"})
-    found: list[str] = []
-    for key, value in data.items():
-        if f"--{key}" not in actions or key in ("config", "help"):
-            hint = _hint(str(key), (flag[2:] for flag in actions if flag.startswith("--")))
-            raise UnknownNameError(f"--config {file}: no flag is named {str(key)!r}.{hint}")
-        if key not in dropped - said:
-            found += _words(file, f"--{key}", actions[f"--{key}"], value)
-    return found
-
-
-def _words(file: str, flag: str, action: Action, value: Any) -> list[str]:
-    if value is None:
-        return []
-    if action.nargs == 0:  # a switch
-        if not isinstance(value, bool):
-            raise OptionError(f"--config {file}: {flag[2:]} is a switch, give true or false")
-        return [flag] if value else []
-    if isinstance(value, dict) and flag == "--method_option":
-        return [word for key, item in value.items() for word in (flag, f"{key}={item}")]
-    if isinstance(value, dict):
-        raise OptionError(f"--config {file}: {flag[2:]} takes a value or a list, no table")
-    if isinstance(value, list):
-        return [flag, *map(str, value)] if action.nargs else [flag, ",".join(map(str, value))]
-    return [flag, str(value)]
+    data = {key: value for key, value in read_table(file).items() if key not in dropped - said}
+    return table_words(f"--config {file}", data, actions_of(theirs, ours))
 
 
 # -- from flags to a configuration ------------------------------------------------------------------------------------

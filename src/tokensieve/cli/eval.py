@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
             from tokensieve.cli import eval_vlm
 
             return eval_vlm.main(words)
-    own, base = parse(_parser(), words)
+    own, base = parse(eval_parser(), words)
     config = sieve_config(own)
 
     from tokensieve.results.evals import read_eval
@@ -57,7 +57,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def eval_parser() -> Parser:
+    """Our own flags of `tokensieve eval`."""
     parser = Parser(prog="tokensieve eval", description=__doc__, epilog=EPILOG, add_help=False,
                     usage="tokensieve eval [clip|reid|vlm] [flags]")  # fmt: skip
     add = parser.add_argument

@@ -14,22 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokensieve.cli.config_file import with_file
 from tokensieve.cli.parser import Parser, blocks, budget, keep_number, option_pairs, show
 from tokensieve.errors import OptionError
 
+EXCLUSIVE = ({"keep", "keep_average"},)
 EPILOG = """examples:
   tokensieve eval vlm --method fastv --keep_average 0.5
   tokensieve eval vlm --method divprune --keep 48 --images 50 -o runs/divprune.json
   tokensieve eval vlm --method pyramiddrop --keep 0.4,0.2 --at 2,5
   tokensieve eval vlm --adapter outputs/checkpoints -o runs/learned.json
   tokensieve eval vlm --model llava-hf/llava-1.5-7b-hf --data mine.jsonl --metric vqa --method visionzip --keep 64
+  tokensieve eval vlm --config runs/search-vlm/front/0007.yaml
   tokensieve report runs -o report.html"""
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse(argv)
-    if args.keep is not None and args.keep_average is not None:
-        raise OptionError("--keep and --keep_average contradict each other: give one")
+    args = eval_args(argv)
     if args.output:
         from tokensieve.results.record import check_writable
 
@@ -44,9 +45,19 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> Parser:
+def eval_args(argv: Sequence[str]) -> Namespace:
+    """The command line, with the flags of its --config FILE, checked."""
+    parser = eval_parser()
+    args = parser.parse(with_file(parser, argv, EXCLUSIVE))
+    if args.keep is not None and args.keep_average is not None:
+        raise OptionError("--keep and --keep_average contradict each other: give one")
+    return args
+
+
+def eval_parser() -> Parser:
     parser = Parser(prog="tokensieve eval vlm", description=__doc__, epilog=EPILOG)
     add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML whose keys are these flags, as a search writes it; what is typed wins")
     add("--model", metavar="DIR", help="a LLaVA of `save_pretrained`, or a name (default: the shipped small one)")
     add("--data", type=Path, metavar="FILE", help="questions, JSONL (default: generated ones)")
     add("--method", metavar="NAME", help="see `tokensieve methods`; none: the untouched model (default: none)")
@@ -67,7 +78,8 @@ def _parser() -> Parser:
     return parser
 
 
-def _options(args: Namespace) -> Any:
+def eval_options(args: Namespace) -> Any:
+    """What `evaluate_vlm` takes."""
     from tokensieve.tasks.vlm.evaluate import VlmEvalOptions
 
     method, options = args.method, option_pairs(args.method_option)
@@ -94,7 +106,7 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("questions", total=None)
         return evaluate_vlm(
-            _options(args), command=command,
+            eval_options(args), command=command,
             progress=lambda done, total: progress.update(bar, completed=done, total=total),
         )  # fmt: skip
 

@@ -11,7 +11,8 @@ examples:
   tokensieve data reid-synthetic --layout rgbnt201 -o data/reid-synthetic
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml MODEL.USE_SDTPS=False -o runs/reid-baseline
-  tokensieve train reid --config configs/RGBNT201/DeMo_SDTPS.yml MODEL.PRETRAIN_PATH=FILE --dry-run"""
+  tokensieve train reid --config configs/RGBNT201/DeMo_SDTPS.yml MODEL.PRETRAIN_PATH=FILE --dry-run
+  tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml mode=optuna n_trials=10 -o runs/search   a search"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -32,6 +33,8 @@ def run(args: Namespace) -> int:
 
     more = [*args.overrides, *([f"OUTPUT_DIR={args.output}"] if args.output else [])]
     config = load_config(args.config, more)
+    if config.manager_settings.mode != "single" and not args.dry_run:
+        return _search(args, more)
     task = build_task(config)
     print(plan(task))
     if args.dry_run:
@@ -46,3 +49,15 @@ def run(args: Namespace) -> int:
     best = f"best at step {result.best_step}, mAP {100 * (result.best_score or 0):.1f} % on held-back identities"
     print(f"{best}; model: {Path(config.OUTPUT_DIR) / 'best.safetensors'}")
     return 0
+
+
+def _search(args: Namespace, more: list[str]) -> int:
+    """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
+    import shlex
+
+    from tokensieve.cli.searching import carry_out
+    from tokensieve.settings import read_settings
+    from tokensieve.tasks.reid.search import reid_search
+
+    words = ["tokensieve", "train", "reid", "--config", str(args.config), *more]
+    return carry_out(reid_search(read_settings(args.config), more, shlex.join(words)))

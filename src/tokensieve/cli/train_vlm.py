@@ -11,7 +11,8 @@ examples:
   tokensieve train vlm                                   the small model, on generated questions
   tokensieve train vlm merge_ratio=0.4 target_merge_tokens=58 -o runs/vlm
   tokensieve train vlm --resume                          go on after an interruption
-  tokensieve train vlm --config configs/vision_token_pruning.yaml --dry-run"""
+  tokensieve train vlm --config configs/vision_token_pruning.yaml --dry-run
+  tokensieve train vlm mode=optuna n_trials=20 -o runs/search   a search; each trial is such a run"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -40,6 +41,8 @@ def run(args: Namespace) -> int:
         torch.set_num_threads(args.threads)
     more = [*args.overrides, *([f"output_dir={args.output}"] if args.output else [])]
     config = load_config(args.config, more)
+    if config.manager_settings.mode != "single" and not args.dry_run:
+        return _search(args, more)
     if args.dry_run:
         print(plan_only(config))
         return 0
@@ -56,3 +59,17 @@ def run(args: Namespace) -> int:
     best = f"best at step {result.best_step}, accuracy_hard {100 * (result.best_score or 0):.1f} %"
     print(f"{best}; adapter: {Path(config.output_dir) / 'best.safetensors'}")
     return 0
+
+
+def _search(args: Namespace, more: list[str]) -> int:
+    """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
+    import shlex
+
+    from tokensieve.cli.searching import carry_out
+    from tokensieve.settings import read_settings
+    from tokensieve.tasks.vlm.config import SMALL
+    from tokensieve.tasks.vlm.search import vlm_search
+
+    data = SMALL if args.config is None else read_settings(args.config)
+    words = ["tokensieve", "train", "vlm", *(["--config", str(args.config)] if args.config else []), *more]
+    return carry_out(vlm_search(data, more, shlex.join(words)))

@@ -3,12 +3,14 @@
 - top-k accuracy as a plain number (its own fails on numpy >= 2.4);
 - linear probe without CUDA, captions without beam search (`probe`, `captions`);
 - class prompts' features handed to methods that select by a text;
-- a dataset that cannot be made or an image that cannot be read is an error of one line.
+- a dataset that cannot be made or an image that cannot be read is an error of one line;
+- the first images alone, where so many are asked for.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,8 +28,8 @@ __all__ = ["mended"]
 
 
 @contextmanager
-def mended(session: Session, dataset: str) -> Iterator[None]:
-    """clip_benchmark with everything this module is for, as long as the block lasts."""
+def mended(session: Session, dataset: str, images: int | None = None) -> Iterator[None]:
+    """clip_benchmark with everything this module is for, as long as the block lasts. images: so many of each loader."""
     cli = benchmark()
     names = ("zeroshot_classification", "zeroshot_retrieval", "image_caption_selection", "linear_probe", "captioning")
     metrics = {name: importlib.import_module(f"clip_benchmark.metrics.{name}") for name in names}
@@ -38,7 +40,7 @@ def mended(session: Session, dataset: str) -> Iterator[None]:
         warnings.filterwarnings("ignore", message=".*(pin_memory|shardshuffle|worker processes).*")
         stack.enter_context(patched(cli, build_dataset=_building(cli.build_dataset, dataset)))
         for name, module in metrics.items():
-            stack.enter_context(patched(module, evaluate=_reading(own.get(name, module.evaluate), dataset)))
+            stack.enter_context(patched(module, evaluate=_reading(own.get(name, module.evaluate), dataset, images)))
         stack.enter_context(
             patched(
                 classification,
@@ -83,11 +85,11 @@ def _building(build: Callable[..., Any], dataset: str) -> Callable[..., Any]:
     return build_dataset
 
 
-def _reading(evaluate: Callable[..., Any], dataset: str) -> Callable[..., Any]:
+def _reading(evaluate: Callable[..., Any], dataset: str, images: int | None) -> Callable[..., Any]:
     """`evaluate` with every loader in its arguments replaced by one that names what it cannot read."""
 
     def wrapped(value: Any) -> Any:
-        return _Readable(value, dataset) if isinstance(value, DataLoader) else value
+        return _Readable(value, dataset, images) if isinstance(value, DataLoader) else value
 
     def evaluate_reading(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -101,23 +103,26 @@ def _reading(evaluate: Callable[..., Any], dataset: str) -> Callable[..., Any]:
 
 
 class _Readable:
-    """A data loader whose every failure to read is a MissingMaterialError."""
+    """A data loader whose every failure to read is a MissingMaterialError, and which ends after so many images."""
 
-    def __init__(self, loader: DataLoader[Any], name: str) -> None:
-        self.loader, self.name, self.dataset = loader, name, loader.dataset
+    def __init__(self, loader: DataLoader[Any], name: str, images: int | None) -> None:
+        self.loader, self.name, self.dataset, self.images = loader, name, loader.dataset, images
 
     def __len__(self) -> int:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = iter(self.loader)
-        while True:
+        batches, left = iter(self.loader), math.inf if self.images is None else self.images
+        while left > 0:
             try:
                 batch = next(batches)
             except StopIteration:
                 return
             except Exception as error:  # decoders and datasets have errors of their own
                 raise MissingMaterialError(f"--dataset {self.name}: {_why(error, self.dataset)}") from error
+            if len(batch[0]) > left:  # images and what belongs to each of them
+                batch = tuple(part[: int(left)] for part in batch)
+            left -= len(batch[0])
             yield batch
 
 

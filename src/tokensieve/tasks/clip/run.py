@@ -30,7 +30,7 @@ from tokensieve.tasks.clip.mended import mended
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.upstream import benchmark, check_dataset, default_task, model_type, shards
 
-__all__ = ["Job", "plan", "run_job"]
+__all__ = ["Job", "finish", "plan", "run_job"]
 
 
 @dataclass(frozen=True)
@@ -117,6 +117,11 @@ def run_job(job: Job, loader: Loader) -> dict[str, Any]:
     session = Session(job.config, loader, job.args.model_type, job.speed_batches)
     start = time.perf_counter()
     theirs = _from_cache(job) if job.args.skip_load else _through_benchmark(job, session)
+    return finish(job, session, theirs, start)
+
+
+def finish(job: Job, session: Session, theirs: dict[str, Any], start: float) -> dict[str, Any]:
+    """The result of a run that began at `start`: what clip_benchmark says and all about it, written whole."""
     facts = session.facts()
     for line in session.warnings:
         print(f"tokensieve: warning: {line}", file=sys.stderr)
@@ -133,7 +138,12 @@ def _through_benchmark(job: Job, session: Session) -> dict[str, Any]:
     most = shards(args)
     args.num_workers = args.num_workers if most is None else min(args.num_workers, most)
     args.feature_root, args.skip_existing = job.features, False
-    with tempfile.TemporaryDirectory() as folder, model_type(session.load) as kind, mended(session, args.dataset):
+    images = getattr(args, "images", None)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        model_type(session.load) as kind,
+        mended(session, args.dataset, images),
+    ):
         args.output, args.model_type = f"{folder}/result.json", kind
         try:
             benchmark().run(args)

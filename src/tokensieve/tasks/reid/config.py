@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
 from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
@@ -99,7 +100,7 @@ class TestSection(Section):
 
 
 class ReidConfig(Section):
-    """All of it. Every field has a default; `{}` is a configuration."""
+    """All of it. Every field has a default; `{}` is a configuration. manager_settings, search_settings: of a search."""
 
     MODEL: ModelSection = ModelSection()
     INPUT: InputSection = InputSection()
@@ -108,6 +109,15 @@ class ReidConfig(Section):
     SOLVER: SolverSection = SolverSection()
     TEST: TestSection = TestSection()
     OUTPUT_DIR: str = "runs/reid"
+    manager_settings: ManagerSettings = ManagerSettings()
+    search_settings: SearchSettings = SearchSettings()
+
+    @model_validator(mode="after")
+    def _fits(self) -> ReidConfig:
+        fault = contradiction(self.manager_settings, self.search_settings)
+        if fault:
+            raise ValueError(fault)
+        return self
 
     @model_validator(mode="after")
     def _batch(self) -> ReidConfig:

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tokensieve.errors import DataError, OptionError
+from tokensieve.errors import DataError, OptionError, UnknownNameError, nearest
+from tokensieve.methods.sdtps import FORMULAS, SDTPS, sdtps_counts
 from tokensieve.results.evals import EVAL_FORMAT
 from tokensieve.results.record import hardware, versions
 from tokensieve.tasks.reid.config import ReidConfig
@@ -45,7 +46,11 @@ Found = dict[tuple[tuple[str, ...], bool], list[Metrics]]  # (missing, re-ranked
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """data, layout: None as the checkpoint was trained with. missing: as typed, see `missing_sets`."""
+    """data, layout: None as the checkpoint was trained with. missing: as typed, see `missing_sets`.
+
+    sparse_ratio, beta, formula: of SDTPS without training it again; None as it was trained. The tokens that come out of
+    the aggregation are as many as ever.
+    """
 
     data: str | None = None
     layout: str | None = None
@@ -58,6 +63,17 @@ class EvalOptions:
     batch_size: int = 64
     workers: int = 0
     skip_broken: bool = False
+    sparse_ratio: float | None = None
+    beta: float | None = None
+    formula: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.sparse_ratio is not None and not 0 < self.sparse_ratio <= 1:
+            raise OptionError(f"--sparse_ratio {self.sparse_ratio:g}: above 0, at most 1")
+        if self.beta is not None and not 0 <= self.beta <= 0.5:
+            raise OptionError(f"--beta {self.beta:g}: from 0 to 0.5")
+        if self.formula not in (None, *FORMULAS):
+            raise UnknownNameError(f"--formula {self.formula}: no such formula.{nearest(str(self.formula), FORMULAS)}")
 
 
 def missing_sets(text: str, modalities: Sequence[str]) -> list[tuple[str, ...]]:
@@ -110,6 +126,8 @@ def evaluate_checkpoints(
     """
     loaded = [_Loaded(path, *load_checkpoint(path)) for path in checkpoints]
     _same_but_for_the_seed(loaded)
+    for one in loaded:
+        _selecting(one, options)
     first = loaded[0]
     root = Path(options.data or first.config.DATASETS.ROOT_DIR)
     reid = load_set(options.layout or first.config.DATASETS.NAMES.lower(), root, skip_broken=options.skip_broken)
@@ -207,11 +225,28 @@ def evaluate_features(path: Path, options: EvalOptions, *, command: str = "") ->
     }  # fmt: skip
 
 
+def _selecting(one: _Loaded, options: EvalOptions) -> None:
+    """Let SDTPS select as asked for; its weights fit any number of selected patches."""
+    given = {name: getattr(options, name) for name in ("sparse_ratio", "beta", "formula")}
+    given = {name: value for name, value in given.items() if value is not None}
+    compressor = one.model.compressor
+    if not given:
+        return
+    if not isinstance(compressor, SDTPS):
+        raise OptionError(f"--{next(iter(given))}: {one.path} selects no patches by SDTPS")
+    if options.sparse_ratio is not None:
+        compressor.selected, _ = sdtps_counts(compressor.tokens, options.sparse_ratio, 1.0)
+    for sparse in compressor.sparse.values():
+        for name, value in given.items():
+            setattr(sparse, name, value)
+
+
 def _same_but_for_the_seed(loaded: Sequence[_Loaded]) -> None:
     """Several checkpoints are averaged, which makes sense for seeds only."""
 
     def settings(one: _Loaded) -> dict[str, Any]:
-        config = one.config.model_dump(exclude={"OUTPUT_DIR": True, "DATALOADER": True, "TEST": True})
+        managed = {"manager_settings", "search_settings"}
+        config = one.config.model_dump(exclude={"OUTPUT_DIR", "DATALOADER", "TEST", *managed})
         del config["SOLVER"]["SEED"]
         return config
 
@@ -336,7 +371,12 @@ def _settings(options: EvalOptions, loaded: Sequence[_Loaded]) -> dict[str, Any]
              "no_cameras": not options.cameras}  # fmt: skip
     found: dict[str, Any] = {f"option_{name}": True for name, value in given.items() if value}
     if loaded[0].model.compressor is not None and m.SELECTION == "sdtps":
-        found |= {"option_formula": m.SDTPS_FORMULA, "option_beta": m.SDTPS_BETA}
+        ratio = m.SDTPS_SPARSE_RATIO if options.sparse_ratio is None else options.sparse_ratio
+        found |= {
+            "option_formula": options.formula or m.SDTPS_FORMULA,
+            "option_beta": m.SDTPS_BETA if options.beta is None else options.beta,
+            **({"option_sparse_ratio": ratio} if options.sparse_ratio is not None else {}),
+        }
     seeds = [one.config.SOLVER.SEED for one in loaded]
     seed = seeds[0] if len(seeds) == 1 else ", ".join(map(str, seeds))
     return {**found, "seed": seed, "batch_size": options.batch_size}

@@ -26,6 +26,8 @@ from tokensieve.training.distributed import rank, world_size
 
 __all__ = ["ReidTask", "build_task", "fit_config", "plan", "train_reid"]
 
+_MANAGED = {"manager_settings": True, "search_settings": True}  # how a run was started is nothing of what it is
+
 
 class ReidTask:
     """Model, optimiser, batches and losses of one configuration on one set. Same seed, same task."""
@@ -94,7 +96,9 @@ class ReidTask:
         return Validation(metrics.map, {"mAP": metrics.map, "R1": metrics.cmc1})
 
     def facts(self) -> dict[str, Any]:
-        config = self.config.model_dump(exclude={"OUTPUT_DIR": True, "DATALOADER": {"NUM_WORKERS"}, "TEST": True})
+        config = self.config.model_dump(
+            exclude={"OUTPUT_DIR": True, "DATALOADER": {"NUM_WORKERS"}, "TEST": True, **_MANAGED}
+        )
         config["DATASETS"].pop("ROOT_DIR")
         names = "\n".join(f"{s.name} {s.pid} {s.camera}" for s in self.images.samples)
         return {"config": config, "train_images": hashlib.sha256(names.encode()).hexdigest()[:16]}

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
 from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 
@@ -99,25 +100,6 @@ class MethodSettings(Section):
         return self
 
 
-class ManagerSettings(Section):
-    mode: Literal["single", "optuna", "ray"] = "single"
-    available_gpus: tuple[Count, ...] | None = None
-    gpus_per_subtask: Positive | None = None
-
-    @model_validator(mode="after")
-    def _fits(self) -> ManagerSettings:
-        if self.available_gpus and self.gpus_per_subtask and self.gpus_per_subtask > len(self.available_gpus):
-            raise ValueError(
-                f"gpus_per_subtask {self.gpus_per_subtask} is more than the {len(self.available_gpus)} available_gpus"
-            )
-        return self
-
-
-class SearchSettings(Section):
-    enable: bool = False
-    n_trials: Positive = 50
-
-
 class BackboneSettings(Section):
     """name: "small-llava", which is shipped; a folder of `save_pretrained`; or a name that transformers knows."""
 
@@ -146,8 +128,9 @@ class VlmConfig(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> VlmConfig:
-        if self.search_settings.enable and self.manager_settings.mode == "single":
-            raise ValueError('search_settings.enable is true, but manager_settings.mode is "single": give "optuna"')
+        fault = contradiction(self.manager_settings, self.search_settings)
+        if fault:
+            raise ValueError(fault)
         return self
 
     @property

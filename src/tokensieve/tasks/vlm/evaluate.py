@@ -120,11 +120,16 @@ def plan_of(model: Any) -> VlmAttachment:
 
 
 def evaluate_vlm(
-    options: VlmEvalOptions, *, command: str = "", progress: Callable[[int, int], None] = lambda done, total: None
+    options: VlmEvalOptions,
+    *,
+    command: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    load: Callable[[str | None], tuple[Any, Any]] = load_llava,
 ) -> dict[str, Any]:
-    """The result. progress: (questions done, questions in all)."""
+    """The result. progress: (questions done, questions in all). load: gives model and processor, which stay as they
+    are, so that the next evaluation may have them too."""
     questions = _questions(options)
-    model, processor = load_llava(options.model)
+    model, processor = load(options.model)
     asker = Asker(processor, options.prompt, options.new_tokens)
     runs = [Run(model, None)]
     if options.method != "none":

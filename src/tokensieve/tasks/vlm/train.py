@@ -298,14 +298,8 @@ def _questions(config: VlmConfig, processor: Any) -> Questions:
     return FileQuestions(processor, data.train, data.val, config.dl.seed, config.method.image_max_size)
 
 
-def _check_mode(config: VlmConfig) -> None:
-    if config.manager_settings.mode != "single":
-        raise OptionError(f"manager_settings.mode={config.manager_settings.mode!r}: train vlm runs single trials")
-
-
 def build_task(config: VlmConfig) -> VlmTask:
     """Load the model, read the data. Everything that can be wrong is wrong now."""
-    _check_mode(config)
     model, processor = load_backbone(config)
     return VlmTask(config, model, _questions(config, processor))
 
@@ -315,7 +309,6 @@ def plan_only(config: VlmConfig) -> Plan:
     model = empty_model(config)
     if model is None:
         return task_plan(build_task(config))
-    _check_mode(config)
     sizes, data = sizes_of(config, model), config.dataset_settings
     steps, said = None, "none named: give dataset_settings.train and dataset_settings.val"
     if data.train and data.val:

@@ -1,0 +1,72 @@
+"""A training run as a trial of a search: in a folder of its own, telling how it does, going on where it was cut off.
+
+May import: training, search.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokensieve.errors import OptionError
+from tokensieve.search import Found, Report
+from tokensieve.training import FitResult, Task
+from tokensieve.training.checkpoint import checkpoints_in
+from tokensieve.training.loop import BEST, CHECKPOINTS
+
+__all__ = ["Train", "pairs_of", "refuse_processes", "trial_folder", "watched"]
+
+
+class Train(Protocol):
+    """A run of a task that is made already."""
+
+    def __call__(self, *, resume: bool, tick: Callable[[int], None]) -> FitResult: ...
+
+
+def trial_folder(folder: Path, origin: int) -> Path:
+    """Where a trial's run lies; every attempt at it in the same place."""
+    return folder / "trials" / f"{origin:04d}"
+
+
+def pairs_of(params: Mapping[str, Any]) -> list[str]:
+    """A trial's values as KEY=VALUE; JSON is YAML."""
+    return [f"{name}={json.dumps(value)}" for name, value in params.items()]
+
+
+def refuse_processes() -> None:
+    """A search under torchrun would run every trial in every process."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError(
+            'a search starts its trials itself: run it in one process, with manager_settings.mode "ray" to spread them'
+        )
+
+
+def watched(task: Task, train: Train, folder: Path, report: Report) -> Found:
+    """Run a trial that reports each judgement's score at its step. One that was cut off goes on from its checkpoint.
+
+    Found has the score as `accuracy`, and the other figures of the best judgement.
+    """
+    done, judge = 0, task.validate
+
+    def tick(steps: int) -> None:
+        nonlocal done
+        done = steps
+
+    def validate() -> Any:
+        found = judge()
+        if found is not None:
+            report(done + 1, found.score)
+        return found
+
+    task.validate = validate  # type: ignore[method-assign]
+    result = train(resume=bool(checkpoints_in(folder / CHECKPOINTS)), tick=tick)
+    if result.best_score is None:
+        raise OptionError("nothing was judged: there is no score to search by")
+    best = next(one for one in result.validations if one["step"] == result.best_step)
+    figures = {name: float(value) for name, value in best.items() if isinstance(value, int | float)}
+    figures |= {"accuracy": float(result.best_score), "best_step": float(best["step"])}
+    del figures["score"], figures["step"]
+    return Found(figures, made={BEST: folder / BEST})
