@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "MissingMaterialError",
     "OptionError",
+    "ProcessLostError",
     "RecordError",
     "TokensieveError",
     "UnknownNameError",
@@ -50,6 +51,10 @@ class MissingMaterialError(TokensieveError, FileNotFoundError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+class ProcessLostError(TokensieveError, RuntimeError):
+    """Another process of a run that several share has died."""
 
 
 class RecordError(TokensieveError, ValueError):

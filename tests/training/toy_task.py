@@ -1,8 +1,7 @@
-"""Small tasks to train in tests, also by scripts: `python toy_task.py FOLDER [resume]`."""
+"""A small task to train in tests, also by a script of its own: `python toy_task.py FOLDER`."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ from torch.nn import functional as F
 
 from tokensieve.training import FitConfig, Step, Validation, fit
 from tokensieve.training.checkpoint import save_tensors
-from tokensieve.training.distributed import rank, world_size
 
 CONFIG = FitConfig(steps=24, warmup=4, validate_every=8, checkpoint_every=5, seed=3, log_every=1)
 
@@ -64,55 +62,6 @@ class Toy:
         save_tensors(path, dict(self.net.state_dict()), {"format": "toy"})
 
 
-class Identities:
-    """PK batches of vectors, BNNeck, the ReID loss: what must not depend on the number of processes."""
-
-    def __init__(self):
-        from tokensieve.tasks.reid.losses import ReidLoss
-        from tokensieve.tasks.reid.model import BNNeck
-        from tokensieve.tasks.reid.sampler import PKSampler
-
-        torch.manual_seed(0)
-        self.net = nn.ModuleDict(
-            {"embed": nn.Linear(6, 5, bias=False), "neck": BNNeck(5), "classifier": nn.Linear(5, 7)}
-        )
-        self.modules = {"net": self.net}
-        trained = [p for p in self.net.parameters() if p.requires_grad]
-        self.optimisers = {"all": torch.optim.Adam(trained, 0.01)}
-        self.labels = torch.arange(7).repeat_interleave(6)
-        self.x = torch.randn(42, 6, generator=torch.Generator().manual_seed(1)) + self.labels[:, None] % 3
-        self.sampler = PKSampler(self.labels.tolist(), 8, 2, seed=5, rank=rank(), world=world_size())
-        self.loss = ReidLoss()
-
-    def batches(self, start):
-        for _, batches in self.sampler.epochs(start):
-            for batch in batches:
-                yield {"x": self.x[batch], "label": self.labels[batch]}
-
-    def step(self, batch, step):
-        feature = self.net["embed"](batch["x"])
-        logits = self.net["classifier"](self.net["neck"](feature))
-        return Step({"all": self.loss(feature, logits, batch["label"])[0]})
-
-    def validate(self):
-        return None
-
-    def facts(self):
-        return {}
-
-    def export(self, path: Path):
-        save_tensors(path, dict(self.net.state_dict()), {"format": "toy"})
-
-
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    if sys.argv[2] == "toy":
-        fit(Toy(), CONFIG, folder, resume="resume" in sys.argv, tick=lambda step: print(step, flush=True))
-    else:
-        from accelerate import PartialState
-
-        PartialState(cpu=True)  # joins the processes, before the task asks how many there are
-        result = fit(Identities(), FitConfig(steps=12, warmup=3), folder)
-        if rank() == 0:
-            (folder / "losses.json").write_text(json.dumps(result.losses))
+    fit(Toy(), CONFIG, Path(sys.argv[1]), tick=lambda step: print(step, flush=True))

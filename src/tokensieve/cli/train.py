@@ -27,6 +27,7 @@ EPILOG = """examples:
   tokensieve train vlm --dry-run                         what would be trained, tokens per layer, FLOPs
   tokensieve train vlm-base                              the small LLaVA from nothing, an hour on one core, once
   tokensieve train select --resume                       go on after an interruption
+  torchrun --nproc_per_node 2 -m tokensieve.cli train reid --config FILE    one run on two devices (docs/scaling.md)
   tokensieve eval --method learned --adapter runs/select.safetensors --keep 0.25
 
 `tokensieve train align --help`, and so on, lists the flags of each."""
@@ -58,6 +59,7 @@ def _align_flags(parser: ArgumentParser) -> None:
     add("--batch_size", type=int, default=512, metavar="B", help="(default: 512)")
     add("--lr", type=float, default=2e-3, help="(default: 0.002)")
     add("--seed", type=int, default=0, metavar="S", help="(default: 0)")
+    add("--resume", action="store_true", help="go on after the last epoch of an interrupted run of the same settings")
     add("-o", "--output", type=Path, default=Path("runs/vit-s14-minilm.safetensors"), metavar="FILE")
 
 
@@ -67,16 +69,21 @@ def _align(args: Namespace) -> int:
 
     from tokensieve.results.record import check_writable
     from tokensieve.tasks.clip.align import AlignConfig, align, save
+    from tokensieve.tasks.clip.state import state_file
+    from tokensieve.training.distributed import join, leave, rank
 
+    join(cpu=True)
     config = AlignConfig(images=args.images, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
     check_writable(args.output)
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
         task = progress.add_task("tower features", total=config.images)
-        result = align(config, lambda done: progress.update(task, advance=done))
-    save(result, args.output, config)
-    print(f"zero-shot on held-out training images: {100 * result.held_out_accuracy:.1f} % (epoch {result.epoch})")
-    print(f"projections: {args.output}")
+        result = align(config, lambda done: progress.update(task, advance=done), state_file(args.output), args.resume)
+    if rank() == 0:
+        save(result, args.output, config)
+        print(f"zero-shot on held-out training images: {100 * result.held_out_accuracy:.1f} % (epoch {result.epoch})")
+        print(f"projections: {args.output}")
+    leave()
     return 0
 
 
@@ -110,8 +117,10 @@ def _select(args: Namespace) -> int:
 
     from tokensieve.results.record import check_writable
     from tokensieve.tasks.clip.select import Photos, SelectConfig, default_subject, photos_in, train_select
+    from tokensieve.training.distributed import join, leave, rank
     from tokensieve.zoo.cifar10 import load_cifar10
 
+    device = join()
     config = SelectConfig(
         held_out=args.held_out, steps=args.steps, batch_size=args.batch_size, lr=args.lr, kl=args.kl, tau=args.tau,
         keep=tuple(args.keep), every=args.every, seed=args.seed,
@@ -125,17 +134,19 @@ def _select(args: Namespace) -> int:
         files if files is not None else load_cifar10("train")[0][_FIRST : _FIRST + (args.images or 2000)], transform
     )
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
         task = progress.add_task("training", total=config.steps)
         judged, _ = train_select(
-            subject, photos, config, args.output, resume=args.resume,
+            subject, photos, config, args.output, resume=args.resume, device=device,
             tell=progress.console.print if console.is_terminal else print,
             tick=lambda step: progress.update(task, completed=step),
         )  # fmt: skip
     best = min(judged, key=lambda j: j.mean)
-    if best.step == 0:
-        print("nothing was learned: the untrained networks, that is sieve, are best on the held-out images")
-    print(f"best at step {best.step}; adapter: {args.output}")
+    if rank() == 0:
+        if best.step == 0:
+            print("nothing was learned: the untrained networks, that is sieve, are best on the held-out images")
+        print(f"best at step {best.step}; adapter: {args.output}")
+    leave()
     return 0
 
 

@@ -12,7 +12,8 @@ examples:
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml MODEL.USE_SDTPS=False -o runs/reid-baseline
   tokensieve train reid --config configs/RGBNT201/DeMo_SDTPS.yml MODEL.PRETRAIN_PATH=FILE --dry-run
-  tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml mode=optuna n_trials=10 -o runs/search   a search"""
+  tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml mode=optuna n_trials=10 -o runs/search   a search
+  torchrun --nproc_per_node 2 -m tokensieve.cli train reid --config FILE      one run on two devices"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -30,24 +31,29 @@ def run(args: Namespace) -> int:
 
     from tokensieve.tasks.reid.config import load_config
     from tokensieve.tasks.reid.train import build_task, plan, train_reid
+    from tokensieve.training.distributed import join, leave, rank
 
+    join()
     more = [*args.overrides, *([f"OUTPUT_DIR={args.output}"] if args.output else [])]
     config = load_config(args.config, more)
     if config.manager_settings.mode != "single" and not args.dry_run:
         return _search(args, more)
     task = build_task(config)
-    print(plan(task))
+    if rank() == 0:
+        print(plan(task))
     if args.dry_run:
         return 0
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
         bar = progress.add_task("training", total=config.SOLVER.MAX_STEPS)
         result = train_reid(
             config, resume=args.resume, task=task, tell=progress.console.print if console.is_terminal else print,
             tick=lambda step: progress.update(bar, completed=step),
         )  # fmt: skip
     best = f"best at step {result.best_step}, mAP {100 * (result.best_score or 0):.1f} % on held-back identities"
-    print(f"{best}; model: {Path(config.OUTPUT_DIR) / 'best.safetensors'}")
+    if rank() == 0:
+        print(f"{best}; model: {Path(config.OUTPUT_DIR) / 'best.safetensors'}")
+    leave()
     return 0
 
 

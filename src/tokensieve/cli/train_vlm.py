@@ -12,7 +12,8 @@ examples:
   tokensieve train vlm merge_ratio=0.4 target_merge_tokens=58 -o runs/vlm
   tokensieve train vlm --resume                          go on after an interruption
   tokensieve train vlm --config configs/vision_token_pruning.yaml --dry-run
-  tokensieve train vlm mode=optuna n_trials=20 -o runs/search   a search; each trial is such a run"""
+  tokensieve train vlm mode=optuna n_trials=20 -o runs/search   a search; each trial is such a run
+  torchrun --nproc_per_node 2 -m tokensieve.cli train vlm                one run on two devices"""
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -34,7 +35,9 @@ def run(args: Namespace) -> int:
     from tokensieve.errors import OptionError
     from tokensieve.tasks.vlm.config import load_config
     from tokensieve.tasks.vlm.train import build_task, plan_only, task_plan, train_vlm
+    from tokensieve.training.distributed import join, leave, rank
 
+    join()
     if args.threads is not None:
         if args.threads < 1:
             raise OptionError(f"--threads {args.threads}: at least 1")
@@ -44,12 +47,14 @@ def run(args: Namespace) -> int:
     if config.manager_settings.mode != "single" and not args.dry_run:
         return _search(args, more)
     if args.dry_run:
-        print(plan_only(config))
+        if rank() == 0:
+            print(plan_only(config))
         return 0
     task = build_task(config)
-    print(task_plan(task))
+    if rank() == 0:
+        print(task_plan(task))
     console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
         bar = progress.add_task("training", total=task.steps)
         result = train_vlm(
             config, resume=args.resume, task=task,
@@ -57,7 +62,9 @@ def run(args: Namespace) -> int:
             tick=lambda step: progress.update(bar, completed=step),
         )  # fmt: skip
     best = f"best at step {result.best_step}, accuracy_hard {100 * (result.best_score or 0):.1f} %"
-    print(f"{best}; adapter: {Path(config.output_dir) / 'best.safetensors'}")
+    if rank() == 0:
+        print(f"{best}; adapter: {Path(config.output_dir) / 'best.safetensors'}")
+    leave()
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
@@ -34,6 +35,8 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.vlm.base import BaseConfig, train_base
     from tokensieve.zoo.cifar10 import cache_folder
 
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise OptionError("train vlm-base trains in one process: start it without torchrun or `accelerate launch`")
     if args.threads is not None:
         if args.threads < 1:
             raise OptionError(f"--threads {args.threads}: at least 1")

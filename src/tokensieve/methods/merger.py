@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tokensieve.core.budget import Keep
 from tokensieve.core.gate import keep_probability
 from tokensieve.core.mixed import MixedReduction
+from tokensieve.core.processes import drawn_for_batch
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
@@ -31,7 +32,7 @@ _TINY = 1e-6  # a token's least weight: a centre's own share never vanishes
 
 def gumbel(like: Tensor) -> Tensor:
     """Noise whose top k are a draw without replacement from the softmax."""
-    return -torch.empty_like(like).exponential_().clamp_min(1e-20).log()
+    return -drawn_for_batch(like, Tensor.exponential_).clamp_min(1e-20).log()
 
 
 class TokenMerger(nn.Module):

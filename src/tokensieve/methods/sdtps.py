@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core.gate import keep_gate
+from tokensieve.core.processes import drawn_for_batch
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.score import cosine, minmax
 from tokensieve.core.select import top
@@ -126,7 +127,7 @@ class TokenSparse(nn.Module):
 
 def _gumbel_like(score: Tensor) -> Tensor:
     """Standard Gumbel noise. Added to logits, the k highest are a sample of k without replacement."""
-    uniform = torch.rand_like(score).clamp(1e-6, 1.0 - 1e-6)
+    uniform = drawn_for_batch(score, Tensor.uniform_).clamp(1e-6, 1.0 - 1e-6)
     return -(-uniform.log()).log()
 
 

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tokensieve.errors import MissingMaterialError, RecordError
@@ -115,34 +114,3 @@ def _unpack(value: Any, tensors: dict[str, Tensor]) -> Any:
     if "tuple" in value:
         return tuple(_unpack(item, tensors) for item in value["tuple"])
     return {key: _unpack(item, tensors) for key, item in value["dict"]}
-
-
-def rng_state() -> dict[str, Any]:
-    """Where all random generators of this process stand."""
-    import random
-
-    import numpy as np
-
-    name, keys, place, has_gauss, gauss = np.random.get_state()
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (str(name), [int(key) for key in keys], int(place), int(has_gauss), float(gauss)),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Put all random generators of this process back to where they stood."""
-    import random
-
-    import numpy as np
-
-    random.setstate(state["python"])
-    name, keys, place, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), place, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tokensieve.errors import OptionError
 from tokensieve.training.checkpoint import (
@@ -19,15 +19,13 @@ from tokensieve.training.checkpoint import (
     latest,
     load_checkpoint,
     prune,
-    rng_state,
     save_checkpoint,
-    set_rng_state,
 )
-from tokensieve.training.distributed import average_gradients
+from tokensieve.training.distributed import average_gradients, average_numbers, from_first, rank, wait, world_size
 from tokensieve.training.schedule import warmup_cosine
 from tokensieve.training.task import Step, Task, Validation
 
-__all__ = ["BEST", "CHECKPOINTS", "LAST", "FitConfig", "FitResult", "fit"]
+__all__ = ["BEST", "CHECKPOINTS", "LAST", "FitConfig", "FitResult", "fit", "seed_of_step"]
 
 CHECKPOINTS, BEST, LAST = "checkpoints", "best.safetensors", "last.safetensors"
 PRECISIONS = ("auto", "no", "fp16", "bf16")
@@ -98,8 +96,16 @@ def fit(
 
     resume: go on from the last checkpoint of the folder; on a CPU the losses are then, bit for bit, those of a run that
     was never interrupted. tell: called with a line a judgement; tick: with the steps done so far.
+
+    Under torchrun or `accelerate launch` the processes train together, and what they return is the same. Only the first
+    writes and tells. A run may be resumed with another number of them: no state is a process's own.
     """
     return _Loop(task, config, folder, tell, tick).run(resume)
+
+
+def seed_of_step(seed: int, step: int) -> int:
+    """What all generators of all processes are set to before a step: it draws the same whatever was drawn before."""
+    return (seed * 1_000_003 + step) % 2**32
 
 
 class _Loop:
@@ -118,8 +124,8 @@ class _Loop:
 
     @property
     def writes(self) -> bool:
-        """Only one process writes."""
-        return bool(self.accelerator.is_main_process)
+        """Only the first process writes."""
+        return rank() == 0
 
     def run(self, resume: bool) -> FitResult:
         if resume:
@@ -128,10 +134,6 @@ class _Loop:
             raise OptionError(
                 f"{self.folder} holds a training run already: go on with --resume, or name another folder"
             )
-        else:
-            from accelerate.utils import set_seed
-
-            set_seed(self.config.seed, device_specific=True)
         with self._scalars() as log:
             self._train(log)
         return self.result
@@ -154,11 +156,14 @@ class _Loop:
             self.tick(step + 1)
         if self.writes:
             self.task.export(self.folder / LAST)
-        self.accelerator.wait_for_everyone()
+        wait()
 
     # -- one step ------------------------------------------------------------------------------------------------------
 
     def _learn(self, batch: Any, step: int, log: Callable[[str, float, int], None]) -> None:
+        from accelerate.utils import set_seed
+
+        set_seed(seed_of_step(self.config.seed, step))
         pace = warmup_cosine(step, self.config.steps, self.config.warmup)
         for optimiser in self.optimisers.values():
             optimiser.zero_grad()
@@ -173,7 +178,8 @@ class _Loop:
                 optimiser.step()
         self.result.losses.append(losses)
         if step % self.config.log_every == 0 or step + 1 == self.config.steps:
-            numbers = {f"loss/{name}": value for name, value in losses.items()} | norms | _floats(found.scalars)
+            numbers = {f"loss/{name}": value for name, value in losses.items()} | norms
+            numbers |= average_numbers(found.scalars)
             for name, optimiser in self.optimisers.items():
                 numbers |= {f"lr/{name}/{i}": group["lr"] for i, group in enumerate(optimiser.param_groups)}
             for name, value in numbers.items():
@@ -183,10 +189,8 @@ class _Loop:
         unknown = set(found.losses) - set(self.optimisers)
         if unknown:
             raise OptionError(f"no optimiser is called {', '.join(sorted(unknown))}; there are {list(self.optimisers)}")
-        losses = {}
-        for name, loss in found.losses.items():
-            mean = self.accelerator.reduce(loss.detach().float(), "mean")
-            losses[name] = float(mean)
+        losses = average_numbers(found.losses)
+        for name in losses:
             if not math.isfinite(losses[name]):
                 raise OptionError(f"the loss of {name} is {losses[name]} at step {step}: lower the learning rate")
         return losses
@@ -198,10 +202,11 @@ class _Loop:
         for name, loss in found.losses.items():
             left -= 1
             self.accelerator.backward(loss, inputs=own[name], retain_graph=left > 0)
+        for parameters in own.values():
+            average_gradients(parameters)  # before unscaling: an overflow in one process is then one in all
         self.accelerator.unscale_gradients()
         norms = {}
         for name, parameters in own.items():
-            average_gradients(parameters)
             norm = nn.utils.clip_grad_norm_(parameters, self.config.clip or math.inf)
             norms[f"norm/{name}"] = float(norm)
         return norms
@@ -213,15 +218,15 @@ class _Loop:
             module.train(training)
 
     def _judge(self, log: Callable[[str, float, int], None]) -> None:
-        """Judge on the first process while the others wait; the best so far is written before any checkpoint knows."""
+        """All processes judge, each a part where the task shares it out; the first one's word counts.
+
+        The best so far is written before any checkpoint knows of it.
+        """
         step = self.result.step
         self._mode(False)
-        found: Validation | None = None
-        if self.writes:
-            with torch.no_grad():
-                found = self.task.validate()
+        with torch.no_grad():
+            found: Validation | None = from_first(self.task.validate())
         self._mode(True)
-        self.accelerator.wait_for_everyone()
         if found is None:
             return
         self.result.validations.append({"step": step, "score": found.score, **found.metrics})
@@ -230,6 +235,9 @@ class _Loop:
         better = self.result.best_score is None or found.score > self.result.best_score
         if better:
             self.result.best_step, self.result.best_score = step, found.score
+        if not self.writes:
+            return
+        if better:
             self.task.export(self.folder / BEST)
         figures = ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
         self.tell(f"step {step}: {figures}{' (best so far)' if better else ''}")
@@ -237,26 +245,25 @@ class _Loop:
     # -- going on ------------------------------------------------------------------------------------------------------
 
     def _facts(self) -> dict[str, Any]:
-        facts = {"processes": self.accelerator.num_processes, **self.config.facts(), **self.task.facts()}
+        facts = {**self.config.facts(), **self.task.facts()}
         plain: dict[str, Any] = json.loads(json.dumps(facts))
         return plain
 
     def _save(self) -> None:
-        rng = _all_processes(rng_state(), self.accelerator.num_processes)
         if self.writes:
             scaler = self.accelerator.scaler
             state = {
                 "step": self.result.step,
+                "processes": world_size(),
                 "facts": self._facts(),
                 "modules": {name: dict(module.state_dict()) for name, module in self.task.modules.items()},
                 "optimisers": {name: o.state_dict() for name, o in self.task.optimisers.items()},
                 "scaler": scaler.state_dict() if scaler is not None else None,
-                "rng": rng,
                 "result": asdict(self.result),
             }
             save_checkpoint(self.folder / CHECKPOINTS, self.result.step, state)
             prune(self.folder / CHECKPOINTS, self.config.keep_checkpoints)
-        self.accelerator.wait_for_everyone()
+        wait()
 
     def _take_up(self, path: Path) -> None:
         state = load_checkpoint(path)
@@ -271,7 +278,6 @@ class _Loop:
         if self.accelerator.scaler is not None and state["scaler"] is not None:
             self.accelerator.scaler.load_state_dict(state["scaler"])
         self.result = FitResult(**state["result"])
-        set_rng_state(state["rng"][self.accelerator.process_index])
         if self.writes:
             self.tell(f"going on from step {self.result.step} ({path})")
 
@@ -304,16 +310,3 @@ def _accelerator(config: FitConfig) -> Any:
 
 def _trained(optimiser: Any) -> list[nn.Parameter]:
     return [p for group in optimiser.param_groups for p in group["params"] if p.requires_grad]
-
-
-def _floats(scalars: Mapping[str, float | Tensor]) -> dict[str, float]:
-    return {name: float(v.detach() if isinstance(v, Tensor) else v) for name, v in scalars.items()}
-
-
-def _all_processes(value: Any, processes: int) -> list[Any]:
-    """The value of every process, by rank."""
-    if processes == 1:
-        return [value]
-    values: list[Any] = [None] * processes
-    torch.distributed.all_gather_object(values, value)
-    return values

@@ -52,10 +52,17 @@ class Task(Protocol):
         """
 
     def step(self, batch: Any, step: int) -> Step:
-        """The losses of one batch, which is on the device already. Modules are in training mode."""
+        """The losses of one batch, which is on the device already. Modules are in training mode.
+
+        With several processes a loss is such that the mean over them is that of the whole batch. All generators were
+        set, everywhere alike; noise for samples is drawn by `core.processes.drawn_for_batch`.
+        """
 
     def validate(self) -> Validation | None:
-        """Judge the modules as they are, in evaluation mode, without gradients. None: there is nothing to judge by."""
+        """Judge the modules as they are, in evaluation mode, without gradients. None: there is nothing to judge by.
+
+        Called in every process; one that shares the work out gathers what came of it, each sample once.
+        """
 
     def facts(self) -> dict[str, Any]:
         """What a run can only be resumed with: plain data, compared with what is in the checkpoint."""

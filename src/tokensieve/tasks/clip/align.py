@@ -1,17 +1,20 @@
 """Align an image tower with a text tower, LiT-style: both frozen, two projections and a temperature trained.
 
 The images are CIFAR-10's training images with captions made of their class; tower features are computed once and kept
-in shards, so an interrupted run goes on where it stopped, and the training itself takes seconds. Imports zoo.
+in shards, so an interrupted run goes on where it stopped, and the training itself takes seconds. Several processes
+share the shards out and each batch; the first one writes. Imports zoo and training.distributed.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +22,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import OptionError
+from tokensieve.results.record import write_whole
 from tokensieve.tasks.clip.default import build_default_clip, default_tokenizer, trained_part
+from tokensieve.tasks.clip.state import load_state, refuse_other
+from tokensieve.training.distributed import (
+    average_gradients,
+    gather_in_turn,
+    gather_with_gradient,
+    own_part,
+    rank,
+    shares,
+    wait,
+    world_size,
+)
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.cifar10 import CLASSES, cache_folder, load_cifar10
 
@@ -71,11 +86,15 @@ class AlignConfig:
 
 @dataclass(frozen=True)
 class AlignResult:
-    """The trained tensors, and the zero-shot accuracy on the held-out training images they were chosen by."""
+    """The trained tensors, and the zero-shot accuracy on the held-out training images they were chosen by.
+
+    losses: of every step of the run.
+    """
 
     state: dict[str, Tensor]
     held_out_accuracy: float
     epoch: int
+    losses: tuple[float, ...] = ()
 
 
 def captions() -> tuple[list[str], Tensor]:
@@ -95,11 +114,12 @@ def tower_features(
     """CLS features (N, 384) of uint8 images (N, H, W, 3), kept as .npy shards under the cache folder.
 
     A shard is named by the bytes of its images: another order or set never reads it. tick: called with images done.
+    Each shard is made and written by one of the processes of a run.
     """
     folder = cache_folder() / "features" / name
     folder.mkdir(parents=True, exist_ok=True)
     parts = []
-    for start in range(0, len(images), SHARD):
+    for start in range(SHARD * rank(), len(images), SHARD * world_size()):
         chunk = np.ascontiguousarray(images[start : start + SHARD])
         path = folder / f"{hashlib.sha256(chunk.tobytes()).hexdigest()[:24]}.npy"
         if not path.is_file():
@@ -108,7 +128,7 @@ def tower_features(
             part.replace(path)
         parts.append(torch.from_numpy(np.load(path)))
         tick(len(chunk))
-    return torch.cat(parts)
+    return torch.cat(gather_in_turn(parts))
 
 
 @torch.inference_mode()
@@ -133,9 +153,17 @@ def contrastive_loss(image: Tensor, text: Tensor, owner: Tensor, scale: Tensor) 
     return 0.5 * (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target))
 
 
-def align(config: AlignConfig, tick: Callable[[int], None] = lambda n: None) -> AlignResult:
-    """Train the projections of the default CLIP. Same configuration, same result."""
+def align(
+    config: AlignConfig,
+    tick: Callable[[int], None] = lambda n: None,
+    state: Path | None = None,
+    resume: bool = False,
+) -> AlignResult:
+    """Train the projections of the default CLIP. Same configuration, same result. state, resume: as in `fit`."""
     model = build_default_clip()
+    if rank() == 0:
+        load_cifar10("train")  # fetched once, not by every process
+    wait()
     images, labels = load_cifar10("train")
     tower = vit_s14.vit_s14_openclip()
     features = tower_features(images[: config.images], tower, "vit-s14", tick)
@@ -145,47 +173,114 @@ def align(config: AlignConfig, tick: Callable[[int], None] = lambda n: None) -> 
         proj, model.text.proj = model.text.proj, nn.Identity()  # type: ignore[union-attr]
         text = model.encode_text(default_tokenizer()(texts))  # type: ignore[operator]
         model.text.proj = proj  # type: ignore[union-attr]
-    return fit(model, features, owner, text.clone(), text_owner, config)
+    return fit(model, features, owner, text.clone(), text_owner, config, state, resume)
 
 
 def fit(
-    model: nn.Module, features: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor, config: AlignConfig
-) -> AlignResult:
-    """The training proper, on tower features (N, 384) and caption features (C, 384)."""
-    generator = torch.Generator().manual_seed(config.seed)
-    order = torch.randperm(len(features), generator=generator)
-    cut = max(1, round(config.held_out * len(features)))
-    held, train = order[:cut], order[cut:]
-    image_proj: nn.Parameter = model.visual.proj  # type: ignore[assignment,union-attr]
-    text_proj: nn.Parameter = model.text.proj.weight  # type: ignore[assignment,union-attr]
-    scale: nn.Parameter = model.logit_scale  # type: ignore[assignment]
-    with torch.no_grad():
-        for p in (image_proj, text_proj):
-            p.copy_(torch.randn(p.shape, generator=generator) * features.shape[1] ** -0.5)
-        scale.fill_(math.log(1 / 0.07))
-    decayed = {"params": [image_proj, text_proj], "weight_decay": config.weight_decay}
-    optimiser = torch.optim.AdamW([decayed, {"params": [scale], "weight_decay": 0.0}], lr=config.lr)
-    steps = config.epochs * math.ceil(len(train) / config.batch_size)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, config.lr, total_steps=steps, pct_start=0.1)
-    of_class = [torch.nonzero(text_owner == c).flatten() for c in range(int(text_owner.max()) + 1)]
-    best = AlignResult({}, -1.0, -1)
-    for epoch in range(config.epochs):
-        shuffled = train[torch.randperm(len(train), generator=generator)]
-        for batch in shuffled.split(config.batch_size):
-            pick = [
-                of_class[c][torch.randint(len(of_class[c]), (), generator=generator)] for c in owner[batch].tolist()
-            ]
-            image = F.normalize(features[batch] @ image_proj, dim=-1)
-            caption = F.normalize(text[torch.stack(pick)] @ text_proj.T, dim=-1)
-            loss = contrastive_loss(image, caption, owner[batch], scale.exp().clamp(max=100.0))
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            schedule.step()
-        accuracy = _zero_shot(features[held] @ image_proj, owner[held], text @ text_proj.T, text_owner)
-        if accuracy > best.held_out_accuracy:
-            best = AlignResult(trained_part(model), accuracy, epoch)
-    return best
+    model: nn.Module, features: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor, config: AlignConfig,
+    state: Path | None = None, resume: bool = False, tick: Callable[[int], None] = lambda epoch: None,
+) -> AlignResult:  # fmt: skip
+    """The training proper, on tower features (N, 384) and caption features (C, 384).
+
+    state: a file for what is needed to go on, written after each epoch; resume: go on from it. tick: called with the
+    epochs done.
+    """
+    training = _Training(model, features, owner, text, text_owner, config)
+    if resume and state is not None:
+        training.go_on(state)
+    while training.epoch < config.epochs:
+        training.learn()
+        if state is not None and rank() == 0:
+            buffer = io.BytesIO()
+            torch.save(training.state(), buffer)
+            write_whole(state, buffer.getvalue())
+        wait()
+        tick(training.epoch)
+    return training.best()
+
+
+class _Training:
+    """Projections, optimiser and draws of a run. Every process draws the same and computes its part of each batch."""
+
+    def __init__(
+        self, model: nn.Module, features: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor, config: AlignConfig
+    ) -> None:
+        self.model, self.config = model, config
+        self.features, self.owner, self.text, self.text_owner = features, owner, text, text_owner
+        self.generator = torch.Generator().manual_seed(config.seed)
+        order = torch.randperm(len(features), generator=self.generator)
+        cut = max(1, round(config.held_out * len(features)))
+        self.held, self.train = order[:cut], order[cut:]
+        self.image_proj: nn.Parameter = model.visual.proj  # type: ignore[assignment,union-attr]
+        self.text_proj: nn.Parameter = model.text.proj.weight  # type: ignore[assignment,union-attr]
+        self.scale: nn.Parameter = model.logit_scale  # type: ignore[assignment]
+        with torch.no_grad():
+            for p in (self.image_proj, self.text_proj):
+                p.copy_(torch.randn(p.shape, generator=self.generator) * features.shape[1] ** -0.5)
+            self.scale.fill_(math.log(1 / 0.07))
+        decayed = {"params": [self.image_proj, self.text_proj], "weight_decay": config.weight_decay}
+        self.optimiser = torch.optim.AdamW([decayed, {"params": [self.scale], "weight_decay": 0.0}], lr=config.lr)
+        steps = config.epochs * math.ceil(len(self.train) / config.batch_size)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, config.lr, total_steps=steps, pct_start=0.1)
+        self.of_class = [torch.nonzero(text_owner == c).flatten() for c in range(int(text_owner.max()) + 1)]
+        self.epoch = 0
+        self.losses: list[float] = []
+        self.found: dict[str, Any] = {"state": {}, "held_out_accuracy": -1.0, "epoch": -1}
+
+    def learn(self) -> None:
+        """One epoch, and the judgement on the held-out images."""
+        shuffled = self.train[torch.randperm(len(self.train), generator=self.generator)]
+        for batch in shuffled.split(self.config.batch_size):
+            self._step(batch)
+        accuracy = _zero_shot(
+            self.features[self.held] @ self.image_proj, self.owner[self.held], self.text @ self.text_proj.T,
+            self.text_owner,
+        )  # fmt: skip
+        if accuracy > self.found["held_out_accuracy"]:
+            self.found = {"state": trained_part(self.model), "held_out_accuracy": accuracy, "epoch": self.epoch}
+        self.epoch += 1
+
+    def _step(self, batch: Tensor) -> None:
+        """batch: (B,) images of the whole step; captions are drawn for all of them, features computed of a part."""
+        owner = self.owner[batch]
+        draws = [torch.randint(len(self.of_class[c]), (), generator=self.generator) for c in owner.tolist()]
+        captions = torch.stack([self.of_class[c][draw] for c, draw in zip(owner.tolist(), draws, strict=True)])
+        sizes, own = shares(len(batch)), own_part(range(len(batch)))
+        mine = slice(own.start, own.stop)  # type: ignore[attr-defined]
+        image = F.normalize(self.features[batch[mine]] @ self.image_proj, dim=-1)
+        caption = F.normalize(self.text[captions[mine]] @ self.text_proj.T, dim=-1)
+        loss = contrastive_loss(
+            gather_with_gradient(image, sizes), gather_with_gradient(caption, sizes), owner,
+            self.scale.exp().clamp(max=100.0),
+        )  # fmt: skip
+        self.optimiser.zero_grad()
+        loss.backward()
+        average_gradients([self.image_proj, self.text_proj, self.scale])
+        self.optimiser.step()
+        self.schedule.step()
+        self.losses.append(loss.item())
+
+    def best(self) -> AlignResult:
+        return AlignResult(**self.found, losses=tuple(self.losses))
+
+    # -- going on -------------------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "config": asdict(self.config), "epoch": self.epoch, "losses": self.losses, "found": self.found,
+            "trained": trained_part(self.model), "optimiser": self.optimiser.state_dict(),
+            "schedule": self.schedule.state_dict(), "generator": self.generator.get_state(),
+        }  # fmt: skip
+
+    def go_on(self, path: Path) -> None:
+        """Take up an interrupted run. One of other settings is an error that names them."""
+        found = load_state(path)
+        refuse_other(path, found["config"], asdict(self.config))
+        self.model.load_state_dict(found["trained"], strict=False)
+        self.optimiser.load_state_dict(found["optimiser"])
+        self.schedule.load_state_dict(found["schedule"])
+        self.generator.set_state(found["generator"])
+        self.epoch, self.losses, self.found = found["epoch"], list(found["losses"]), found["found"]
 
 
 @torch.no_grad()

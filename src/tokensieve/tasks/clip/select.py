@@ -2,7 +2,8 @@
 
 No labels: any images will do. The model is frozen; what trains is `methods.learned`'s scoring networks, through
 `adapters.soft`. Every draw depends on the seed and the step alone, so an interrupted run that goes on is the run that
-was never interrupted. Imports adapters, methods and results.
+was never interrupted. Several processes share each batch; the first one writes. Imports adapters, methods, results and
+training.distributed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,24 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.attach import attach, find_tower
 from tokensieve.adapters.soft import attach_soft
-from tokensieve.errors import MissingMaterialError, OptionError, RecordError
+from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.methods.learned import Learned, ScoringNetworks, adapter_bytes
 from tokensieve.results.record import write_whole
+from tokensieve.tasks.clip.state import load_state, refuse_other, state_file
+from tokensieve.training.distributed import (
+    average_gradients,
+    average_numbers,
+    gather_in_turn,
+    own_part,
+    rank,
+    wait,
+    world_size,
+)
 
 __all__ = ["Judgement", "Photos", "SelectConfig", "Subject", "default_subject", "distillation_loss", "keep_for",
            "photos_in", "state_file", "train_select"]  # fmt: skip
 
+CPU = torch.device("cpu")
 SPEEDS = (2.0, 3.0)
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
@@ -190,7 +202,7 @@ class _Progress:
 
 
 class _Trainer:
-    def __init__(self, subject: Subject, photos: Photos, config: SelectConfig) -> None:
+    def __init__(self, subject: Subject, photos: Photos, config: SelectConfig, device: torch.device) -> None:
         if config.kl and subject.classes is None:
             raise OptionError(f"kl={config.kl}: {subject.name} has no zero-shot classifier; give kl=0")
         if len(photos) < config.held_out + config.batch_size:
@@ -198,8 +210,10 @@ class _Trainer:
                 f"{len(photos)} images are too few for {config.held_out} held-out ones and a batch of "
                 f"{config.batch_size}"
             )
-        self.subject, self.photos, self.config = subject, photos, config
-        self.networks = new_networks(subject.model, config.seed)
+        self.photos, self.config, self.device = photos, config, device
+        subject.model.to(device)
+        self.subject = replace(subject, classes=None if subject.classes is None else subject.classes.to(device))
+        self.networks = new_networks(subject.model, config.seed).to(device)
         self.method = Learned(adapter=self.networks)
         self.keep = config.keep or tuple(keep_for(subject.model, self.method, speed) for speed in SPEEDS)
         self.optimiser = torch.optim.AdamW(self._groups(), lr=config.lr, weight_decay=config.weight_decay)
@@ -240,41 +254,45 @@ class _Trainer:
     def learn(self) -> float:
         """One step, on the budget whose turn it is."""
         c, step = self.config, self.progress.step
-        index = self.batch(step)
-        pixels = self.photos.pixels(index)
+        index = list(own_part(self.batch(step), "--batch_size"))
+        pixels = self.photos.pixels(index).to(self.device)
         wanted = self.wanted(index, pixels)
         pace = min(1.0, (step + 1) / (0.05 * c.steps)) * 0.5 * (1 + math.cos(math.pi * step / c.steps))
         for group in self.optimiser.param_groups:
             group["lr"] = c.lr * group["speed"] * pace
         with attach_soft(self.subject.model, self.method, keep=self.keep[step % len(self.keep)], tau=c.tau):
             loss = self.loss(self.subject.encode(pixels), wanted)
-        if not loss.isfinite():
-            raise OptionError(f"the loss is {loss.item()} at step {step}: lower lr={c.lr}, or raise tau={c.tau}")
+        value = average_numbers({"loss": loss})["loss"]
+        if not math.isfinite(value):
+            raise OptionError(f"the loss is {value} at step {step}: lower lr={c.lr}, or raise tau={c.tau}")
         self.optimiser.zero_grad()
         loss.backward()
+        average_gradients(self.networks.parameters())
         nn.utils.clip_grad_norm_(self.networks.parameters(), 1.0)
         self.optimiser.step()
         self.progress.step += 1
-        self.progress.losses.append(loss.item())
-        return loss.item()
+        self.progress.losses.append(value)
+        return value
 
     @torch.no_grad()
     def judge(self) -> Judgement:
-        """The held-out images by exact selection, as in inference."""
+        """The held-out images by exact selection, as in inference; each batch of them by one process."""
+        size = self.config.batch_size
+        batches = [self.held[start : start + size] for start in range(0, len(self.held), size)]
         losses, cosines = [], []
         for keep in self.keep:
-            loss = cosine = 0.0
-            for start in range(0, len(self.held), self.config.batch_size):
-                index = self.held[start : start + self.config.batch_size]
-                pixels = self.photos.pixels(index)
-                wanted = self.wanted(index, pixels)
-                with attach(self.subject.model, self.method, keep=keep):
-                    feature = self.subject.encode(pixels)
-                loss += len(index) * self.loss(feature, wanted).item()
-                cosine += F.cosine_similarity(feature, wanted).sum().item()
-            losses.append(loss / len(self.held))
-            cosines.append(cosine / len(self.held))
+            parts = gather_in_turn([self._judged(batch, keep) for batch in batches[rank() :: world_size()]])
+            losses.append(sum(loss for loss, _ in parts) / len(self.held))
+            cosines.append(sum(cosine for _, cosine in parts) / len(self.held))
         return Judgement(self.progress.step, tuple(losses), tuple(cosines))
+
+    def _judged(self, index: list[int], keep: int | float) -> tuple[float, float]:
+        """Sums over these images of the loss and of the cosine."""
+        pixels = self.photos.pixels(index).to(self.device)
+        wanted = self.wanted(index, pixels)
+        with attach(self.subject.model, self.method, keep=keep):
+            feature = self.subject.encode(pixels)
+        return len(index) * self.loss(feature, wanted).item(), F.cosine_similarity(feature, wanted).sum().item()
 
     # -- going on -------------------------------------------------------------------------------------------------
 
@@ -288,27 +306,14 @@ class _Trainer:
 
     def go_on(self, path: Path) -> None:
         """Take up the state of an interrupted run. One of other settings is an error that names them."""
-        try:
-            found = torch.load(path, weights_only=True)
-        except FileNotFoundError:
-            raise MissingMaterialError(f"{path}: there is no run to go on with") from None
-        except Exception as error:  # a file that is something else can fail in any way
-            raise RecordError(f"{path} is no whole state of a run: {' '.join(str(error).split())[:200]}") from None
-        mine = self.state()
-        facts = [(name, found["config"].get(name), value) for name, value in mine["config"].items()]
-        facts += [(name, found[name], mine[name]) for name in ("images", "model")]
-        other = [f"{name} was {was!r}, is {now!r}" for name, was, now in facts if was != now]
-        if other:
-            raise OptionError(f"{path} is of a run with other settings: {'; '.join(other)}")
+        found, mine = load_state(path), self.state()
+        names = ("images", "model")
+        refuse_other(path, found["config"] | {name: found[name] for name in names},
+                     mine["config"] | {name: mine[name] for name in names})  # fmt: skip
         self.networks.load_state_dict(found["networks"])
         self.optimiser.load_state_dict(found["optimiser"])
         judged = [Judgement(j["step"], tuple(j["loss"]), tuple(j["cosine"])) for j in found["judged"]]
         self.progress = _Progress(found["step"], list(found["losses"]), judged)
-
-
-def state_file(output: Path) -> Path:
-    """Where the state of a run lies whose adapter is `output`."""
-    return output.with_name(f"{output.name}.state")
 
 
 def train_select(
@@ -318,16 +323,17 @@ def train_select(
     output: Path,
     *,
     resume: bool = False,
+    device: torch.device = CPU,
     tell: Callable[[str], None] = lambda line: None,
     tick: Callable[[int], None] = lambda step: None,
 ) -> tuple[list[Judgement], list[float]]:
     """Train, and write the best adapter to `output` and the run's state beside it at every judgement.
 
     Returns the judgements (the first is of the untrained networks, that is of sieve) and the loss of every step.
-    tell: called with a line a judgement; tick: with the steps done so far.
+    tell: called with a line a judgement; tick: with the steps done so far. Several processes train together.
     """
     with _frozen(subject.model):
-        trainer = _Trainer(subject, photos, config)
+        trainer = _Trainer(subject, photos, config, device)
         progress = trainer.progress
         if resume:
             trainer.go_on(state_file(output))
@@ -347,6 +353,9 @@ def _note(trainer: _Trainer, output: Path, tell: Callable[[str], None]) -> None:
         return  # the run was interrupted just after this
     progress.judged.append(trainer.judge())
     now, start = progress.judged[-1], progress.judged[0]
+    if rank() > 0:
+        wait()
+        return
     if progress.best is now:
         recipe = asdict(trainer.config) | {"keep": trainer.keep, "images": len(trainer.photos), "step": now.step}
         about = {"model": trainer.subject.name, "recipe": recipe, "held_out": asdict(now)}
@@ -357,6 +366,7 @@ def _note(trainer: _Trainer, output: Path, tell: Callable[[str], None]) -> None:
     budgets = zip(trainer.keep, now.cosine, start.cosine, strict=True)
     kept = ", ".join(f"keep {keep}: cosine {cosine:.4f} (untrained {before:.4f})" for keep, cosine, before in budgets)
     tell(f"step {now.step}: held-out loss {now.mean:.4f} (untrained {start.mean:.4f}); {kept}")
+    wait()
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokensieve.core.processes import drawn_for_batch
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.score import image_hash, unit_noise
 from tokensieve.core.select import top
@@ -32,7 +33,7 @@ class RandomTokens(nn.Module):
 
     def _noise(self, x: Tensor) -> Tensor:
         if self.training:
-            return torch.rand(x.shape[:2], device=x.device)
+            return drawn_for_batch(x[..., 0].float(), Tensor.uniform_)
         place = torch.arange(x.shape[1], device=x.device).expand(x.shape[0], -1)
         return unit_noise(image_hash(x.detach()), place, seed=0)
 

@@ -27,6 +27,8 @@ from tokensieve.results.record import write_whole
 from tokensieve.tasks.reid.data import ReidImages, Sample
 from tokensieve.tasks.reid.evaluate import Ranking, rank
 from tokensieve.tasks.reid.model import ReidModel
+from tokensieve.training.distributed import gather_in_turn, world_size
+from tokensieve.training.distributed import rank as rank_of_run
 
 __all__ = [
     "ENDINGS",
@@ -149,16 +151,22 @@ def extract(
 
 
 def extract_all(
-    model: ReidModel, splits: Mapping[str, Sequence[Sample]], **options: Any
+    model: ReidModel, splits: Mapping[str, Sequence[Sample]], *, shared: bool = False, **options: Any
 ) -> dict[str, NDArray[np.float32]]:
-    """Features of each split; an image that is in several, as query and gallery of RGBNT201, is computed once."""
+    """Features of each split; an image that is in several, as query and gallery of RGBNT201, is computed once.
+
+    shared: the processes of a run share the images out, and each gets the features of all.
+    """
     place: dict[int, int] = {}
     unique: list[Sample] = []
     for sample in (sample for part in splits.values() for sample in part):
         if id(sample) not in place:
             place[id(sample)] = len(unique)
             unique.append(sample)
-    found = extract(model, unique, **options)
+    if shared:
+        found = np.stack(gather_in_turn(list(extract(model, unique[rank_of_run() :: world_size()], **options))))
+    else:
+        found = extract(model, unique, **options)
     return {split: found[[place[id(sample)] for sample in part]] for split, part in splits.items()}
 
 

@@ -88,7 +88,7 @@ class ReidTask:
     def validate(self) -> Validation:
         """mAP on the identities that were held back from training; never on query and gallery."""
         splits = {"query": self.val_query, "gallery": self.val_gallery}
-        features = extract_all(self.model, splits, batch_size=self.config.TEST.IMS_PER_BATCH)
+        features = extract_all(self.model, splits, batch_size=self.config.TEST.IMS_PER_BATCH, shared=True)
         metrics = evaluate(
             features["query"], *_pids_and_places(self.val_query, self.data.by_scene),
             features["gallery"], *_pids_and_places(self.val_gallery, self.data.by_scene),

@@ -25,6 +25,7 @@ from tokensieve.tasks.vlm.small import image_tensor
 __all__ = ["Batch", "FileQuestions", "GeneratedQuestions", "Questions", "collate", "scaled_down"]
 
 _IGNORE = -100
+_ALL = slice(None)
 _TERSE = 0.1  # share of terse wordings, as the small model saw them last
 _HELD_BACK = 1_800_000  # seeds of the scenes that choose the best step lie beyond any training step's
 
@@ -47,6 +48,10 @@ class Batch:
         column = torch.arange(self.ids.shape[1], device=self.ids.device)
         return (column < self.prompt_length).expand_as(self.ids)
 
+    def rows(self, own: slice) -> Batch:
+        """Some of its rows, padded as before."""
+        return Batch(self.ids[own], self.mask[own], self.answers[own], self.pixels[own])
+
     def to(self, device: Any) -> Batch:
         """On another device; Accelerate calls it."""
         return Batch(*(part.to(device) for part in (self.ids, self.mask, self.answers, self.pixels)))
@@ -67,11 +72,11 @@ def collate(prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], 
 
 
 class Questions(Protocol):
-    """Where batches come from."""
+    """Where batches come from. own: the rows of a step's batch that are wanted, for a process that has a part of it."""
 
     def __len__(self) -> int: ...
 
-    def batch(self, step: int, size: int) -> Batch: ...
+    def batch(self, step: int, size: int, own: slice = ...) -> Batch: ...
 
     def held_back(self, size: int) -> Iterator[Batch]: ...
 
@@ -89,8 +94,8 @@ class GeneratedQuestions:
     def __len__(self) -> int:
         return self.questions
 
-    def batch(self, step: int, size: int) -> Batch:
-        return self._drawn([self.seed, step], size, _TERSE)
+    def batch(self, step: int, size: int, own: slice = _ALL) -> Batch:
+        return self._drawn([self.seed, step], size, _TERSE).rows(own)
 
     def held_back(self, size: int) -> Iterator[Batch]:
         for start in range(0, self.judged, size):
@@ -128,14 +133,14 @@ class FileQuestions:
     def __len__(self) -> int:
         return len(self.train)
 
-    def batch(self, step: int, size: int) -> Batch:
+    def batch(self, step: int, size: int, own: slice = _ALL) -> Batch:
         chosen: list[VisualQuestion] = []
         at = step * size
         while len(chosen) < size:
             epoch, start = divmod(at + len(chosen), len(self.train))
             order = np.random.default_rng([self.seed, epoch]).permutation(len(self.train))
             chosen += [self.train[i] for i in order[start : start + size - len(chosen)]]
-        return self._made(chosen)
+        return self._made(chosen[own])
 
     def held_back(self, size: int) -> Iterator[Batch]:
         for start in range(0, len(self.val), size):

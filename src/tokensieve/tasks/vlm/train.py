@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,14 @@ from tokensieve.tasks.vlm.losses import (
 from tokensieve.tasks.vlm.plan import TEXT, Plan, make_plan, own_macs, tokens_per_layer
 from tokensieve.training import FitConfig, FitResult, Step, Validation, fit
 from tokensieve.training.checkpoint import save_tensors
-from tokensieve.training.distributed import rank, world_size
+from tokensieve.training.distributed import (
+    average_numbers,
+    gather_in_turn,
+    own_part,
+    own_share,
+    rank,
+    world_size,
+)
 
 __all__ = ["VlmTask", "build_task", "plan_only", "task_plan", "train_vlm"]
 
@@ -118,11 +126,9 @@ class VlmTask:
 
     def batches(self, start: int) -> Iterator[Batch]:
         size, step = self.config.dl.batch_size, start
-        own, processes = rank(), world_size()
-        if size % processes:
-            raise OptionError(f"batch_size={size} cannot be split among {processes} processes")
+        own = own_part(range(size), "batch_size")
         while True:
-            yield self.questions.batch(step * processes + own, size // processes)
+            yield self.questions.batch(step, size, slice(own[0], own[-1] + 1))
             step += 1
 
     def step(self, batch: Batch, step: int) -> Step:
@@ -137,69 +143,84 @@ class VlmTask:
             real = self._teacher(batch, encoded) if wanted else None
         fake, scores = self._student(batch, encoded)
         logits = self.model.lm_head(fake)
-        losses = {"task_loss": task_loss(logits, batch.answers)}
+        share = own_share(len(fake))  # what is a mean over answers' tokens, of which processes have different numbers
+        losses = {"task_loss": share * task_loss(logits, batch.answers)}
         total = m.task_loss_weight * losses["task_loss"]
         if real is not None and m.distill_loss_weight:
-            losses["distill_loss"] = distill_loss(logits, self.model.lm_head(real))
+            losses["distill_loss"] = share * distill_loss(logits, self.model.lm_head(real))
             total = total + m.distill_loss_weight * losses["distill_loss"]
         scalars: dict[str, Any] = {"temperature": self.merger.temperature}
         found: dict[str, Tensor] = {}
         if real is not None and m.adv_loss_weight:
-            found[_DISCRIMINATOR], adversarial, more = self._against(real, fake, step)
+            found[_DISCRIMINATOR], adversarial, more = self._against(real, fake, step, share)
             losses["adv_loss"] = adversarial
             total = total + m.adv_loss_weight * adversarial
             scalars |= more
         losses["merge_sparsity_loss"] = self.merger.sparsity(scores)
         found[merging.PART] = total + m.merge_sparsity_weight * losses["merge_sparsity_loss"]
         found[pruning.PART] = total
-        scalars |= {name: value.detach() for name, value in losses.items()}
+        scalars = average_numbers(scalars | losses)
         self.done = step + 1
         self._log(step, scalars)
         return Step(found, scalars)
 
-    def _against(self, real: Tensor, fake: Tensor, step: int) -> tuple[Tensor, Tensor, dict[str, Any]]:
-        """The discriminator's loss, the loss of those who want to fool it, and its figures."""
+    def _against(self, real: Tensor, fake: Tensor, step: int, share: float) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """The discriminator's loss, the loss of those who want to fool it, and its figures, all times `share`."""
         seed = self.config.dl.seed * 1_000_003 + step  # all processes start anew at the same steps, alike
         if float(torch.rand((), generator=torch.Generator().manual_seed(seed))) < self.config.method.disc_reinit_prob:
             self.discriminator.start_anew(self.optimisers[_DISCRIMINATOR], seed)
         seen = self.discriminator(torch.cat([real, fake.detach()])).chunk(2)
         real_loss, fake_loss = discriminator_losses(*seen)
         figures = {
-            "real_loss": real_loss.detach(), "fake_loss": fake_loss.detach(),
-            "disc_prob_real": seen[0].detach().sigmoid().mean(), "disc_prob_fake": seen[1].detach().sigmoid().mean(),
+            "real_loss": real_loss, "fake_loss": fake_loss,
+            "disc_prob_real": seen[0].sigmoid().mean(), "disc_prob_fake": seen[1].sigmoid().mean(),
         }  # fmt: skip
-        return real_loss + fake_loss, adversarial_loss(self.discriminator(fake)), figures
+        return (
+            share * (real_loss + fake_loss),
+            share * adversarial_loss(self.discriminator(fake)),
+            {name: share * value.detach() for name, value in figures.items()},
+        )
 
     def validate(self) -> Validation:
         """Accuracy untouched, as trained (soft) and as used (hard), on questions that training never shows."""
-        right: dict[str, list[Tensor]] = {"baseline": [], "soft": [], "hard": []}
-        saved: list[float] = []
-        for batch in self.questions.held_back(4 * self.config.dl.batch_size):
-            batch = batch.to(self.model.device)
-            if self._baseline is None:
-                right["baseline"].append(answered(self.model, batch))
-            handle = self.hard()
-            with handle:
-                right["hard"].append(answered(self.model, batch))
-                saved.append(self._saved(handle))
-            encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
-            logits = self.model.lm_head(self._student(batch, encoded)[0])
-            right["soft"].append(all_right(logits.argmax(-1), batch.answers))
+        every = self.questions.held_back(4 * self.config.dl.batch_size)
+        own = [self._judged(batch.to(self.model.device)) for batch in islice(every, rank(), None, world_size())]
+        judged = gather_in_turn(own)  # each batch by one process
+        accuracy = {
+            name: float(torch.tensor([good for batch in judged for good in batch[name]]).float().mean())
+            for name in ("baseline", "soft", "hard") if name in judged[0]
+        }  # fmt: skip
         if self._baseline is None:
-            self._baseline = float(torch.cat(right["baseline"]).float().mean())
+            self._baseline = accuracy.pop("baseline")
+        saved = [value for batch in judged for value in batch["saved"]]
         metrics = {
             "accuracy_baseline": self._baseline,
-            **{f"accuracy_{name}": float(torch.cat(right[name]).float().mean()) for name in ("soft", "hard")},
+            **{f"accuracy_{name}": value for name, value in accuracy.items()},
             "keep_ratio_merge": self.sizes.merged / self.sizes.patches,
             "avg_original_tokens": float(self.sizes.patches),
             "avg_merged_tokens": float(self.sizes.merged),
             "avg_layer_tokens": sum(self._layers()) / self.sizes.depth,
             "flops_saved": sum(saved) / len(saved),
         }  # fmt: skip
-        self._write_parts()
+        if rank() == 0:
+            self._write_parts()
         self._tell(f"[Eval Step {self.done}]\n" + "\n".join(f"  - {k}: {v:.4g}" for k, v in metrics.items()), say=False)
         self.health.judged(self.done, metrics)
         return Validation(metrics["accuracy_hard"], metrics)
+
+    def _judged(self, batch: Batch) -> dict[str, list[Any]]:
+        """Which questions of a batch are answered rightly: untouched (once a run), as used, as trained; MACs saved."""
+        found: dict[str, list[Any]] = {}
+        if self._baseline is None:
+            found["baseline"] = answered(self.model, batch).tolist()
+        handle = self.hard()
+        with handle:
+            found["hard"] = answered(self.model, batch).tolist()
+            found["saved"] = [self._saved(handle)]
+        encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
+        logits = self.model.lm_head(self._student(batch, encoded)[0])
+        found["soft"] = all_right(logits.argmax(-1), batch.answers).tolist()
+        return found
 
     def _layers(self) -> list[int]:
         return tokens_per_layer(self.sizes.merged, self.sizes.depth, self.pruners.layers, self.pruners.keep)
@@ -232,8 +253,7 @@ class VlmTask:
             path = self.folder / "checkpoints" / f"{name}_step_{self.done}.safetensors"
             save_tensors(path, adapter_tensors({name: part}), self._about(name))
 
-    def _log(self, step: int, scalars: dict[str, Any]) -> None:
-        values = {name: float(value) for name, value in scalars.items()}
+    def _log(self, step: int, values: dict[str, float]) -> None:
         self.health.step(values)
         if step % 10 == 0 or step + 1 == self.steps:
             groups = {
