@@ -20,9 +20,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from pages import put_into_page, table
+
 HERE = Path(__file__).parent
 PAGE = HERE / "reid.md"
-BEGIN, END = "<!-- tables: written by benchmarks/reid_evidence.py -->", "<!-- end of tables -->"
+BEGIN = "<!-- tables: written by benchmarks/reid_evidence.py -->"
 MIDDLE = 1  # of four blocks
 VARIANTS: dict[str, tuple[str, ...]] = {
     "baseline": ("MODEL.USE_SDTPS=False",),
@@ -157,11 +159,6 @@ def lead(runs: list[Any], base: list[Any]) -> str:
     return f"{statistics.mean(differences):+.1f}" + ("" if math.isnan(deviation) else f" ± {deviation:.1f}")
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def quality_table(found: dict[str, list[Any]]) -> str:
     rows = []
     for variant, runs in found.items():
@@ -191,19 +188,6 @@ def speed_table(rows: list[dict[str, Any]]) -> str:
         [[row["model"], str(row["batch"]), row["variant"], f"{row['speedup']:.2f}x",
           f"{row['low']:.2f} to {row['high']:.2f}", f"{row['possible']:.2f}x"] for row in rows],
     )  # fmt: skip
-
-
-def put_into_page(text: str, page: Path) -> None:
-    """Replace what stands between the two marks."""
-    from tokensieve.results.record import write_whole
-
-    old = page.read_text(encoding="utf-8") if page.is_file() else f"# Re-identification with SDTPS\n\n{BEGIN}\n{END}\n"
-    before, _, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2]
-    write_whole(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
-
-
-# -- all of it ---------------------------------------------------------------------------------------------------------
 
 
 def train_all(args: argparse.Namespace, data: Path) -> None:
@@ -248,7 +232,7 @@ def main() -> None:
     text = "\n\n".join(parts)
     print(text)
     page = args.page or (PAGE if args.output == HERE / "records" / "reid" else args.output / "tables.md")
-    put_into_page(text, page)
+    put_into_page(text, page, BEGIN, "Re-identification with SDTPS")
     print(f"\ntables: {page}; records: {args.output}")
 
 

@@ -17,9 +17,11 @@ import os
 from pathlib import Path
 from typing import Any
 
+from pages import put_into_page, table
+
 HERE = Path(__file__).parent
 PAGE = HERE / "vlm.md"
-BEGIN, END = "<!-- tables: written by benchmarks/vlm_evidence.py -->", "<!-- end of tables -->"
+BEGIN = "<!-- tables: written by benchmarks/vlm_evidence.py -->"
 UNTOUCHED, LEARNED = "none", "two_stage"
 FREE = (
     "random", "grid", "divprune", "cdpruner", "vispruner", "visionzip", "prumerge", "tome", "sieve", "fastv",
@@ -108,11 +110,6 @@ class Bench:
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
@@ -161,16 +158,6 @@ def overview(base: dict[str, Any], found: dict[float, dict[str, dict[str, Any]]]
     return table(["accuracy, %", *heads], [[UNTOUCHED, *[percent(base["accuracy"])] * len(found)], *rows])
 
 
-def put_into_page(text: str, page: Path) -> None:
-    """Replace what stands between the two marks."""
-    from tokensieve.results.record import write_whole
-
-    old = page.read_text(encoding="utf-8") if page.is_file() else f"# Vision-language models\n\n{BEGIN}\n{END}\n"
-    before, _, rest = old.partition(BEGIN)
-    after = rest.partition(END)[2]
-    write_whole(page, f"{before}{BEGIN}\n\n{text}\n\n{END}{after}".encode())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -202,7 +189,7 @@ def main() -> None:
     text = "\n\n".join(parts)
     print(text)
     page = args.page or (PAGE if args.output == records else args.output / "tables.md")
-    put_into_page(text, page)
+    put_into_page(text, page, BEGIN, "Vision-language models")
     print(f"\ntables: {page}; records: {args.output}")
 
 
