@@ -22,6 +22,7 @@ COMMANDS = {
     "eval": "run the CLIP benchmark with token reduction, or evaluate re-identification (reid) or LLaVA (vlm)",
     "extract": "features of one's own images, without labels, in a file",
     "methods": "list the token-reduction methods, or show one with its options",
+    "plan": "cost on paper: GPU hours and money of a job, with and without token reduction",
     "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",
     "search": "search methods, budgets and options by accuracy and MACs: the best, or the Pareto front, as YAML",
     "sweep": "run methods x budgets x models x datasets, the untouched model always among them",
