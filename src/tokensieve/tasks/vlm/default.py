@@ -28,7 +28,14 @@ def load_small_llava(folder: Path | None = None) -> tuple[Any, Any]:
     """
     import torch
     from transformers import AutoProcessor, LlavaForConditionalGeneration
+    from transformers.utils import logging
 
     folder = small_llava_folder() if folder is None else folder
-    model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()  # for a model that is there in an instant
+    try:
+        model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
     return model.eval(), AutoProcessor.from_pretrained(folder)
