@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tokensieve.cli.clip_flags import add_shared_flags, parse, refuse_both
 from tokensieve.cli.eval import show_results
 from tokensieve.cli.parser import Parser, keep_number, option_pairs
+from tokensieve.cli.searching import add_ray_flags, managing
 from tokensieve.errors import OptionError, RecordError
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   tokensieve sweep --methods sieve tome evit random --keep 0.5 0.25 -o runs/
   tokensieve sweep --methods anchor --keep 60 --model ViT-B-32 ViT-B-16 --pretrained openai --dataset cifar10 -o runs/
+  tokensieve sweep --methods sieve tome --keep 0.5 --ray --cpus 2 -o runs/
   torchrun --nproc_per_node 2 -m tokensieve.cli sweep --distributed --methods tome --keep 0.5 -o runs/"""
 
 _KEEP = (0.5, 0.25)
@@ -36,6 +38,9 @@ def main(argv: Sequence[str]) -> int:
     refuse_both(own, "keep", "keep_average")
     if own.fuse_weight is not None and own.mode != "fuse":
         raise OptionError("--fuse_weight does nothing without --mode fuse")
+    manager = managing(own)
+    if own.ray and base.distributed:
+        raise OptionError("--ray and --distributed contradict each other: give one")
     folder = Path(own.output)
     if folder.exists() and not folder.is_dir():
         raise RecordError(f"-o {folder}: it is a file; give a folder")
@@ -49,7 +54,15 @@ def main(argv: Sequence[str]) -> int:
     base.distributed, base.verbose = False, False
     jobs = plan(configs, into_folder(expand(base), folder), own.speed_batches, ["tokensieve", "sweep", *argv])
     with _Progress(len(jobs[rank::size])) as progress:
-        outcome = run_sweep(jobs[rank::size], progress.tell)
+        if own.ray:
+            from tokensieve.search.cluster import connected
+            from tokensieve.search.settings import ManagerSettings
+            from tokensieve.tasks.clip.sweep_ray import run_sweep_on_cluster
+
+            with connected(ManagerSettings(**manager)) as cluster:
+                outcome = run_sweep_on_cluster(jobs, cluster, progress.tell)
+        else:
+            outcome = run_sweep(jobs[rank::size], progress.tell)
     if rank == 0:
         _table(jobs)
     return _report(outcome)
@@ -63,6 +76,7 @@ def _parser() -> Parser:
     add("--keep", nargs="+", type=keep_number, metavar="K", help="ratios or counts that remain (default: 0.5 0.25)")
     add("--keep_average", nargs="+", type=keep_number, metavar="K", help="instead: on average over the blocks")
     add("-o", "--output", metavar="FOLDER", help="where the results go")
+    add_ray_flags(parser)
     add_shared_flags(parser)
     return parser
 

@@ -74,6 +74,9 @@ def open_book(
     one that another process is at, is an error. Trials that were running when their process died wait to run again.
     """
     optuna = import_optuna()
+    if path.suffix not in (*_SQLITE, *_JOURNAL):
+        known = ", ".join((*_SQLITE, *_JOURNAL))
+        raise OptionError(f"the study {path} has no ending that says its kind: {known}")
     check_writable(path)
     with _held(path):
         try:
@@ -82,13 +85,18 @@ def open_book(
                 load_if_exists=True,
             )  # fmt: skip
             book = Book(study, settings, objectives, space)
-        except optuna.exceptions.StorageInternalError as error:
-            raise _no_study(path, error) from None
-        except (ValueError, KeyError, json.JSONDecodeError) as error:  # a journal that is none
+        except (*_storage_errors(), ValueError, KeyError) as error:  # the last two: a journal that is none
             raise _no_study(path, error) from None
         book.check(path, facts)
         book.take_up()
         yield book
+
+
+def _storage_errors() -> tuple[type[Exception], ...]:
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
+
+    return StorageInternalError, SQLAlchemyError
 
 
 def _no_study(path: Path, error: Exception) -> RecordError:
@@ -113,11 +121,8 @@ def _storage(path: Path) -> Any:
 
     if path.suffix in _SQLITE:
         return RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
-    if path.suffix in _JOURNAL:
-        _mend(path)
-        return JournalStorage(JournalFileBackend(str(path)))
-    known = ", ".join((*_SQLITE, *_JOURNAL))
-    raise OptionError(f"the study {path} has no ending that says its kind: {known}")
+    _mend(path)
+    return JournalStorage(JournalFileBackend(str(path)))
 
 
 def _mend(path: Path) -> None:

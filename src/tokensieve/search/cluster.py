@@ -15,6 +15,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,7 +29,7 @@ from tokensieve.search.book import Asked, Book, Found, UnknownObjectiveError
 from tokensieve.search.engine import Hopeless, Run, keep_found, reason_of, settled
 from tokensieve.search.settings import ManagerSettings
 
-__all__ = ["RETRIES", "Cluster", "connected", "run_on_cluster"]
+__all__ = ["RETRIES", "Cluster", "connected", "lost", "run_on_cluster"]
 
 RETRIES = 3
 _STORE = 200 * 2**20  # bytes of shared memory of a cluster of one's own: settings and results are small
@@ -74,12 +76,15 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
 
     A process that is connected already stays so.
     """
+    address = manager.ray_address or os.environ.get("RAY_ADDRESS")
+    if not address:
+        # without it Ray puts the machine's own address in place of 127.0.0.1; it is read when Ray is imported
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     ray = _import_ray()
     cluster = Cluster(ray, manager.cpus_per_subtask or 1, manager.gpus_per_subtask or 0)
     if ray.is_initialized():
         yield cluster
         return
-    address = manager.ray_address or os.environ.get("RAY_ADDRESS")
     common = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address:
         try:
@@ -102,10 +107,25 @@ def _start(ray: Any, manager: ManagerSettings, common: Mapping[str, Any]) -> Non
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, manager.available_gpus))
         gpus = {"num_gpus": len(manager.available_gpus)}
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    ray.init(
-        address="local", num_cpus=cores, include_dashboard=False, object_store_memory=_STORE,
-        _node_ip_address="127.0.0.1", **gpus, **common,
-    )  # fmt: skip
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # workers find what this one finds
+    try:
+        ray.init(
+            address="local", num_cpus=cores, include_dashboard=False, object_store_memory=_STORE,
+            _node_ip_address="127.0.0.1", **gpus, **common,
+        )  # fmt: skip
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def lost(ray: Any, error: Exception) -> str:
+    """Why Ray gives no result, in one line: the task could not begin, or its worker was lost too often."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return re.sub(r"\x1b\[\d+m", "", reason_of(error))
+    return f"its worker was lost {RETRIES + 1} times: {reason_of(error)}"
 
 
 # -- the trials of a study ---------------------------------------------------------------------------------------------
@@ -207,7 +227,7 @@ def _ended(ray: Any, book: Book, asked: Asked, reference: Any, folder: Path, sec
     try:
         how, what = ray.get(reference)
     except ray.exceptions.RayError as error:
-        book.failed(asked, f"its worker was lost {RETRIES + 1} times: {reason_of(error)}", seconds)
+        book.failed(asked, lost(ray, error), seconds)
         return
     if how == "hopeless":
         book.pruned(asked, seconds)

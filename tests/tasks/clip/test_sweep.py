@@ -92,7 +92,7 @@ def test_what_another_sweep_is_at_is_left_to_it(tiny, here: Path, capsys) -> Non
     entered, leave = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with sweeping._claimed(here / baseline) as mine:
+        with sweeping.claimed(here / baseline) as mine:
             assert mine
             entered.set()
             leave.wait(60)

@@ -19,7 +19,7 @@ from tokensieve.tasks.clip.config import BASELINE, OUTPUT, SieveConfig
 from tokensieve.tasks.clip.load import Loader
 from tokensieve.tasks.clip.run import Job, run_job
 
-__all__ = ["Outcome", "configurations", "into_folder", "run_sweep"]
+__all__ = ["Outcome", "claimed", "configurations", "idle_word", "into_folder", "run_sweep"]
 
 
 @dataclass
@@ -63,7 +63,7 @@ def run_sweep(jobs: Sequence[Job], tell: Callable[[Job, str], None] = lambda job
     """Run what is not there. `tell(job, how)` after each: "done", "there", "elsewhere", or what is wrong."""
     outcome, loader = Outcome(), Loader()
     for job in jobs:
-        with _claimed(job.output) as mine:
+        with claimed(job.output) as mine:
             how = _one(job, loader, outcome) if mine else "elsewhere"
         if not mine:
             outcome.elsewhere.append(job)
@@ -84,13 +84,18 @@ def _one(job: Job, loader: Loader, outcome: Outcome) -> str:
         outcome.failed.append((job, f"{type(error).__name__}: {' '.join(str(error).split())}"))
     else:
         outcome.done.append(job)
-        idle = not result["reduced"] and not job.config.is_baseline and job.config.mode == "prune"
-        return "done, nothing reduced" if idle else "done"
+        return idle_word(job, result)
     return outcome.failed[-1][1]
 
 
+def idle_word(job: Job, result: dict[str, Any]) -> str:
+    """How a run ended well: whether anything was reduced."""
+    idle = not result["reduced"] and not job.config.is_baseline and job.config.mode == "prune"
+    return "done, nothing reduced" if idle else "done"
+
+
 @contextmanager
-def _claimed(result: Path) -> Iterator[bool]:
+def claimed(result: Path) -> Iterator[bool]:
     """Whether this process may write `result` now. The lock goes with its holder, however that ends."""
     result.parent.mkdir(parents=True, exist_ok=True)
     path = result.with_name(f".{result.name}.lock")
