@@ -1,13 +1,11 @@
-"""`tokensieve train reid`: train re-identification from RGB, NIR and TIR with SDTPS."""
+"""Train re-identification from several modalities, tokens compressed by SDTPS."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-ABOUT = """Train re-identification from several modalities, tokens compressed by SDTPS.
-
-examples:
+EPILOG = """examples:
   tokensieve data reid-synthetic --layout rgbnt201 -o data/reid-synthetic
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml
   tokensieve train reid --config configs/synthetic/DeMo_SDTPS.yml MODEL.USE_SDTPS=False -o runs/reid-baseline
@@ -16,7 +14,7 @@ examples:
   torchrun --nproc_per_node 2 -m tokensieve.cli train reid --config FILE      one run on two devices"""
 
 
-def add_flags(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="a setting on top of the file's, as MODEL.USE_SDTPS=False")
     add("--config", type=Path, required=True, metavar="FILE", help="YAML, as in configs/")

@@ -1,13 +1,11 @@
-"""`tokensieve train vlm`: merger and pruners of a LLaVA model. Imports the task only when it runs."""
+"""Train which vision tokens a LLaVA model keeps: a merger before the language model, pruners inside it."""
 
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-ABOUT = """Train which vision tokens a LLaVA model keeps: a merger before the language model, pruners inside it.
-
-examples:
+EPILOG = """examples:
   tokensieve train vlm                                   the small model, on generated questions
   tokensieve train vlm merge_ratio=0.4 target_merge_tokens=58 -o runs/vlm
   tokensieve train vlm --resume                          go on after an interruption
@@ -16,7 +14,7 @@ examples:
   torchrun --nproc_per_node 2 -m tokensieve.cli train vlm                one run on two devices"""
 
 
-def add_flags(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("overrides", nargs="*", metavar="KEY=VALUE", help="a setting on top of the file's, as merge_ratio=0.4")
     add("--config", type=Path, metavar="FILE",

@@ -1,4 +1,4 @@
-"""`tokensieve train vlm-base`: its flags and its run. Imports the task only when it runs."""
+"""Train the small LLaVA (144 image tokens, 8 decoder layers) from nothing on generated scenes and questions."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-ABOUT = "Train the small LLaVA (144 image tokens, 8 decoder layers) from nothing on generated scenes and questions."
+EPILOG = """examples:
+  tokensieve train vlm-base                              an hour on one core, once
+  tokensieve train vlm-base --blind -o runs/blind        what the wording alone gives away
+  tokensieve train vlm-base --resume                     go on after an interruption"""
 
 
-def add_flags(parser: ArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--tower_steps", type=int, default=1600, metavar="S", help="steps with patch labels (default: 1600)")
     add("--tower_batch", type=int, default=8, metavar="B", help="images a step with patch labels (default: 8)")

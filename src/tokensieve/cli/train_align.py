@@ -1,0 +1,46 @@
+"""Train the projections of the embedded CLIP on captions of CIFAR-10."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+EPILOG = """examples:
+  tokensieve train align                                 10,500 images, half an hour on two cores, once
+  tokensieve train align --images 20000 -o runs/align.safetensors
+  torchrun --nproc_per_node 2 -m tokensieve.cli train align              on two devices"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--images", type=int, default=10500, metavar="N", help="training images, from the first (default: 10500)")
+    add("--epochs", type=int, default=40, metavar="E", help="(default: 40)")
+    add("--batch_size", type=int, default=512, metavar="B", help="(default: 512)")
+    add("--lr", type=float, default=2e-3, help="(default: 0.002)")
+    add("--seed", type=int, default=0, metavar="S", help="(default: 0)")
+    add("--resume", action="store_true", help="go on after the last epoch of an interrupted run of the same settings")
+    add("-o", "--output", type=Path, default=Path("runs/vit-s14-minilm.safetensors"), metavar="FILE")
+
+
+def run(args: Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from tokensieve.results.record import check_writable
+    from tokensieve.tasks.clip.align import AlignConfig, align, save
+    from tokensieve.tasks.clip.state import state_file
+    from tokensieve.training.distributed import join, leave, rank
+
+    join(cpu=True)
+    config = AlignConfig(images=args.images, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
+    check_writable(args.output)
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
+        task = progress.add_task("tower features", total=config.images)
+        result = align(config, lambda done: progress.update(task, advance=done), state_file(args.output), args.resume)
+    if rank() == 0:
+        save(result, args.output, config)
+        print(f"zero-shot on held-out training images: {100 * result.held_out_accuracy:.1f} % (epoch {result.epoch})")
+        print(f"projections: {args.output}")
+    leave()
+    return 0
