@@ -49,7 +49,9 @@ def test_centres_are_weighted_means_as_a_loop_makes_them(tau) -> None:
         assert found.keep[b].tolist() == kept
         ranked = sorted(score, reverse=True)
         middle = (ranked[keep - 1] + ranked[keep]) / 2
-        weight = [max(1e-6, 1 / (1 + math.exp(-(s - middle) / tau))) for s in score]
+        weight = [1 / (1 + math.exp(-(s - middle) / tau)) for s in score]
+        let_in = 1 / (1 + math.exp(-float(net.blend)))
+        weight = [max(1e-6, w if j in kept else w * let_in) for j, w in enumerate(weight)]
         share = np.zeros((keep, 9))
         for j in range(9):
             logits = [normed(x[j]) @ query.T @ (key @ normed(x[c])) / (4 * tau) + math.log(weight[c]) for c in kept]

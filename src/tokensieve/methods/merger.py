@@ -28,6 +28,7 @@ __all__ = ["MERGERS", "PART", "Merger", "TokenMerger", "gumbel", "load_merger"]
 PART = "token_merger"
 MERGERS = ("simple", "question_aware")
 _TINY = 1e-6  # a token's least weight: a centre's own share never vanishes
+_BLEND = -2.0  # sigmoid of it: how much of a token that is no centre counts at first, beside a centre's own 1
 
 
 def gumbel(like: Tensor) -> Tensor:
@@ -56,6 +57,7 @@ class TokenMerger(nn.Module):
         nn.init.orthogonal_(self.query.weight)
         self.key = nn.Linear(width, inner, bias=False)
         self.key.load_state_dict(self.query.state_dict())  # begin by joining what is alike
+        self.blend = nn.Parameter(torch.tensor(_BLEND))  # begin near pruning: means of everything blur what was seen
 
     def shape(self) -> dict[str, Any]:
         """What to build the same with."""
@@ -68,14 +70,15 @@ class TokenMerger(nn.Module):
         """(B, N, D) -> `keep` < N centres, each the weighted mean of what is assigned to it.
 
         Noise on the choice in training mode only. A token's weight is its relaxed importance, so what nobody needs
-        changes no mean, and the importance learns from what a token's share in a centre does.
+        changes no mean, and the importance learns from what a token's share in a centre does. Tokens that are no
+        centres weigh less by a learned factor, the same for all.
         """
         score = self.importance(x, text, valid)
         drawn = score + self.temperature * gumbel(score) if self.training else score
         index = top(drawn.detach(), keep)
         hard = torch.zeros_like(score, dtype=torch.bool).scatter(1, index, True)
         p = keep_probability(drawn, hard, self.temperature)
-        mix = self.assign(x, index, p.clamp_min(_TINY))
+        mix = self.assign(x, index, torch.where(hard, p, p * self.blend.sigmoid()).clamp_min(_TINY))
         chosen = p.gather(1, index)
         gate = 1.0 + (chosen - chosen.detach()) if torch.is_grad_enabled() else None
         return MixedReduction(keep=index, scores=score, mix=mix, gate=gate)
