@@ -50,7 +50,7 @@ def test_centres_are_weighted_means_as_a_loop_makes_them(tau) -> None:
         ranked = sorted(score, reverse=True)
         middle = (ranked[keep - 1] + ranked[keep]) / 2
         weight = [1 / (1 + math.exp(-(s - middle) / tau)) for s in score]
-        let_in = 1 / (1 + math.exp(-float(net.blend)))
+        let_in = 1 / (1 + math.exp(-net.blend.item()))
         weight = [max(1e-6, w if j in kept else w * let_in) for j, w in enumerate(weight)]
         share = np.zeros((keep, 9))
         for j in range(9):

@@ -48,6 +48,18 @@ def test_budgets_are_exact_and_as_trained() -> None:
         assert handle.stats.vision_tokens_per_layer == [36, 36, 21, 21, 12, 12]
 
 
+def test_a_budget_on_average_keeps_the_proportion_of_the_stages() -> None:
+    """Trained: 18 18 10 10 6 6, that is 11 1/3 of 36 on average."""
+    tiny = frozen()
+    for average, first, mean in ((11, 17, 11.0), (22, 35, 22.0), (0.15, 8, 5.0), (0.9, 36, 32.0)):
+        with tokensieve.attach(tiny.model, both(), keep_average=average) as handle:
+            assert handle.counts(36)[-1] == first
+            assert sum(handle.vision_tokens_per_layer) / 6 == pytest.approx(mean, abs=1.0)
+    fixed = TwoStage(first=both().first, second=both().second, merge_keep=0.5)
+    with tokensieve.attach(tiny.model, fixed, keep_average=9) as handle:
+        assert handle.counts(36)[-1] == 18
+
+
 @torch.no_grad()
 def test_heads_see_the_residual_stream_before_their_layer() -> None:
     """Scores of the first head, from transformers' own hidden states."""

@@ -23,7 +23,8 @@ class TwoStage(Method):
 
     first, second: methods, or names whose options are in first_options and second_options. merge_keep: a count or a
     ratio of the image's tokens after stage 1. `keep` of attach is what remains at the end, a ratio of all of them.
-    adapter: what `tokensieve train vlm` wrote: both stages learned, merge_keep and keep as trained unless given.
+    adapter: what `tokensieve train vlm` wrote: both stages learned, merge_keep and keep as trained unless given; where
+    only `keep_average` is given, stage 1 leaves more or less in the same proportion.
     """
 
     first: str | Method = "visionzip"
@@ -62,6 +63,18 @@ class TwoStage(Method):
         if not isinstance(second, Pruner):
             return None
         return second.network.counts(target_count(second.network.patches, self.keep_first))
+
+    def first_keep(self, average: int | float | None) -> int | float:
+        """What stage 1 leaves where so many tokens are asked for on layer average. Learned stages keep the proportion
+        that they were trained with."""
+        second = self.parts[1]
+        if average is None or self.merge_keep is not None or not isinstance(second, Pruner):
+            return self.keep_first
+        network = second.network
+        enters = target_count(network.patches, self.keep_first)
+        left = [enters, *network.counts(enters)]
+        trained = sum(left[sum(at <= i for at in network.layers)] for i in range(network.depth)) / network.depth
+        return max(1, min(network.patches, round(enters * target_count(network.patches, average) / trained)))
 
     def check_decoder(self, depth: int, width: int, vision_width: int) -> None:
         for part in self.parts:

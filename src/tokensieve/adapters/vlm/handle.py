@@ -190,7 +190,7 @@ class VlmAttachment(Attachment):
         if self.first is None:
             return n
         if isinstance(self.method, TwoStage):
-            return self._single(self.first, n, self.method.keep_first)
+            return self._single(self.first, n, self.method.first_keep(self.keep_average))
         budget = self.keep_average if self.keep is None else self.keep
         assert budget is not None
         return self._single(self.first, n, budget)
