@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -39,16 +40,24 @@ def torchrun(*words: str, timeout: int = 120) -> subprocess.CompletedProcess[str
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Each training in one process and, by one launch, in two; torn off in either and resumed in the other."""
+    """Each training in one process and in two; torn off in either and resumed in the other."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("together")
+    together.warm()
+    fork = get_context("fork")  # before anything here trains: no state of it is theirs
+    port, start = free_port(), fork.Event()
+    both = [fork.Process(target=together.process, args=(number, port, root, start)) for number in range(2)]
+    for process in both:
+        process.start()
     together.prepare(root)
     one = {}
     for name, (training, _) in together.TRAININGS.items():
         one[name] = training(root, root / "one" / name)
         together.torn(root, name, root / "from-one" / name)
-    done = torchrun("together.py", str(root))
-    assert done.returncode == 0, done.stderr[-3000:]
+    start.set()
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
     two = json.loads((root / "found.json").read_text())
     for name, (training, _) in together.TRAININGS.items():
         two[name]["2 -> 1"] = training(root, root / "from-two" / name, resume=True)

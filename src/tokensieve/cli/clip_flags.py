@@ -13,7 +13,8 @@ from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 
-__all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_shared_flags", "parse", "refuse_both", "sieve_config"]
+__all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_reduction_flags", "add_seed_flags", "add_shared_flags", "parse",
+           "refuse_both", "sieve_config"]  # fmt: skip
 
 # the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
@@ -31,8 +32,8 @@ _DEFAULTED = ("model", "pretrained", "dataset", "dataset_root")
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 
-def add_shared_flags(parser: ArgumentParser) -> None:
-    """Ours that `eval` and `sweep` both have."""
+def add_reduction_flags(parser: ArgumentParser) -> None:
+    """How tokens leave, beside the method and its budget."""
     add = parser.add_argument
     add("--schedule", metavar="NAME", help=f"how the removal is spread: {', '.join(SCHEDULES)} (default: the method's)")
     add("--prune_layer", nargs="+", type=int, metavar="L", help="blocks where tokens leave (default: the method's)")
@@ -43,6 +44,12 @@ def add_shared_flags(parser: ArgumentParser) -> None:
     add("--method_option", action="append", default=[], metavar="KEY=VALUE",
         help="an option of the method, as often as needed; also as a bare word KEY=VALUE")  # fmt: skip
     add("--adapter", metavar="FILE", help="= --method_option adapter=FILE, for --method learned")
+
+
+def add_shared_flags(parser: ArgumentParser) -> None:
+    """Ours that `eval` and `sweep` both have."""
+    add_reduction_flags(parser)
+    add = parser.add_argument
     add("--config", metavar="FILE", help="YAML whose keys are flags of either set; the command line wins")
     add("--amp", action="store_true", help="mixed precision on a CPU too, where it is off otherwise")
     add("--speed_batches", type=int, default=4, metavar="N",

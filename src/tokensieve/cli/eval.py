@@ -8,17 +8,24 @@ its own flags and --help.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from tokensieve.cli.clip_flags import add_seed_flags, add_shared_flags, parse, sieve_config
 from tokensieve.cli.parser import Parser, budget, keep_number, show
-from tokensieve.errors import UnknownNameError, nearest
+from tokensieve.errors import OptionError, UnknownNameError, nearest
+
+if TYPE_CHECKING:
+    from tokensieve.tasks.clip.load import Loader
+    from tokensieve.tasks.clip.run import Job
 
 TASKS = ("clip", "reid", "vlm")
 EPILOG = """examples:
   tokensieve eval                                           the untouched default model
   tokensieve eval --method sieve --keep 0.5
   tokensieve eval --dataset cifar10 --model ViT-B-32 --pretrained openai --enable_pruning --k_anchors 10 --top_m 20
-  tokensieve eval --dataset wds/mine --dataset_root DIR --model ViT-B-16 --pretrained FILE --method tome --keep 60"""
+  tokensieve eval --dataset wds/mine --dataset_root DIR --model ViT-B-16 --pretrained FILE --method tome --keep 60
+  tokensieve eval --stream --dataset wds/mine --dataset_root DIR --method sieve --keep 0.4     shard by shard
+  torchrun --nproc_per_node 2 -m tokensieve.cli eval --stream --dataset wds/mine --dataset_root DIR"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,6 +44,8 @@ def main(argv: Sequence[str]) -> int:
             return eval_vlm.main(words)
     own, base = parse(eval_parser(), words)
     config = sieve_config(own)
+    if own.strict and not own.stream:
+        raise OptionError("--strict is for --stream: without it, a sample that cannot be read is always an error")
 
     from tokensieve.results.evals import read_eval
     from tokensieve.tasks.clip.load import Loader
@@ -50,11 +59,28 @@ def main(argv: Sequence[str]) -> int:
             print(f"skipped: {job.output} is there already")
             results.append(read_eval(job.output))
             continue
-        results.append(run_job(job, loader))
+        result = _streamed(job, loader, own.strict) if own.stream else run_job(job, loader)
+        if result is None:
+            print(f"this process's shards are done; the result comes when the others' are: {job.output}")
+            continue
+        results.append(result)
         print(f"result: {job.output}")
     if results:
         show_results(results)
     return 0
+
+
+def _streamed(job: Job, loader: Loader, strict: bool) -> dict[str, Any] | None:
+    import sys
+
+    from tokensieve.tasks.clip.stream_eval import run_streamed
+
+    result = run_streamed(
+        job, loader, strict=strict, say=lambda line: print(f"tokensieve: note: {line}", file=sys.stderr)
+    )
+    if result is not None and result["bad_samples"]:
+        print(f"{result['bad_samples']} samples of {result['shards']} shards could not be read and do not count")
+    return result
 
 
 def eval_parser() -> Parser:
@@ -65,6 +91,10 @@ def eval_parser() -> Parser:
     add("--method", metavar="NAME", help="see `tokensieve methods`; none: the untouched model (default: none)")
     add("--keep", type=budget, metavar="K", help="patches that remain: a count, a ratio, or a list as 0.7,0.5")
     add("--keep_average", type=keep_number, metavar="K", help="instead: patches that remain on average over the blocks")
+    add("--stream", action="store_true",
+        help="read a local webdataset shard by shard: memory stays flat, the same command goes on after an "
+        "interruption, and the processes of torchrun share the shards out")  # fmt: skip
+    add("--strict", action="store_true", help="with --stream: a sample that cannot be read ends the run")
     add_shared_flags(parser)
     add_seed_flags(parser)
     return parser

@@ -1,5 +1,6 @@
 """Features of one's own images, without labels, in a file.
 
+clip:  image features of a CLIP model, of shards or folders of any size
 reid:  by a model of `tokensieve train reid`
 """
 
@@ -10,11 +11,12 @@ from collections.abc import Sequence
 from tokensieve.cli.parser import run_part
 
 # word -> the file beside this one that has `add_arguments(parser)`, `run(args)` and EPILOG
-PARTS = {"reid": "extract_reid"}
+PARTS = {"clip": "extract_clip", "reid": "extract_reid"}
 EPILOG = """examples:
+  tokensieve extract clip "shards/{000000..000099}.tar" --method sieve --keep 0.4 -o features/
   tokensieve extract reid --checkpoint runs/reid/best.safetensors photos/ -o features.npz
 
-`tokensieve extract reid --help` lists its flags."""
+`tokensieve extract clip --help` and `tokensieve extract reid --help` list their flags."""
 
 
 def main(argv: Sequence[str]) -> int:

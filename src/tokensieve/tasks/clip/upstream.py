@@ -20,8 +20,8 @@ from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import MissingMaterialError, OptionError
 
 __all__ = [
-    "benchmark", "check_dataset", "dataset_names", "default_task", "eval_parser", "expand", "model_type", "patched",
-    "shards", "world",
+    "benchmark", "check_dataset", "dataset_names", "dataset_root", "default_task", "eval_parser", "expand",
+    "model_type", "patched", "shards", "world",
 ]  # fmt: skip
 
 _COCO = {
@@ -142,7 +142,7 @@ def check_dataset(args: Namespace) -> None:
     """Raise where a run's local webdataset is not there, or where it cannot be split as asked."""
     if not args.dataset.startswith("wds/"):
         return
-    root = _root(args)
+    root = dataset_root(args)
     if "://" not in root and not Path(root, args.split, "nshards.txt").is_file():
         raise MissingMaterialError(
             f"--dataset {args.dataset}: no webdataset in --dataset_root {root} (there is no {args.split}/nshards.txt)"
@@ -151,7 +151,8 @@ def check_dataset(args: Namespace) -> None:
         raise OptionError("--val_proportion needs a dataset of known length: for a webdataset give --val_split")
 
 
-def _root(args: Namespace) -> str:
+def dataset_root(args: Namespace) -> str:
+    """The folder of a dataset, its name filled in."""
     name = args.dataset.removeprefix("wds/")
     root: str = args.dataset_root.format(dataset=name, dataset_cleaned=name.replace("/", "-"))
     return root
@@ -162,9 +163,9 @@ def shards(args: Namespace) -> int | None:
 
     A worker of the data loader that gets no shard is an error in webdataset, so there cannot be more workers.
     """
-    if not args.dataset.startswith("wds/") or "://" in _root(args):
+    if not args.dataset.startswith("wds/") or "://" in dataset_root(args):
         return None
-    files = [path for path in Path(_root(args)).glob("*/nshards.txt") if path.is_file()]
+    files = [path for path in Path(dataset_root(args)).glob("*/nshards.txt") if path.is_file()]
     counts = [int(text) for text in (path.read_text().strip() for path in files) if text.isdigit()]
     return min(counts, default=None)
 

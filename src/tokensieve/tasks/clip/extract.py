@@ -1,0 +1,219 @@
+"""`tokensieve extract clip`: image features of shards or folders, one safetensors file a shard, reduced or not.
+
+for name, keys, features in load_features(Path("features")):    # (N, E), in the shard's order
+    ...
+"""
+
+from __future__ import annotations
+
+import json
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError
+from tokensieve.tasks.clip.config import SieveConfig
+from tokensieve.tasks.clip.load import Loader, check_model
+from tokensieve.tasks.clip.session import Session
+from tokensieve.tasks.clip.shards import Shard
+from tokensieve.tasks.clip.stream import Parts, Tally, own_shards, pieces, this_device
+from tokensieve.training.checkpoint import save_tensors
+
+__all__ = ["ExtractConfig", "Extraction", "extract_clip", "load_features", "merge_features", "totals"]
+
+FORMAT = "tokensieve-clip-features-1"
+ENDING = ".safetensors"
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtractConfig:
+    """model, pretrained: as open_clip names them, or the default. normalize: features of length 1. dtype: as written.
+
+    batch_size and workers change no feature.
+    """
+
+    model: str
+    pretrained: str
+    reduction: SieveConfig
+    normalize: bool = False
+    dtype: str = "float32"
+    amp: bool = False
+    batch_size: int = 64
+    workers: int = 4
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise OptionError(f"--dtype {self.dtype}: one of {', '.join(DTYPES)}")
+        if self.batch_size < 1 or self.workers < 0:
+            raise OptionError(f"--batch_size {self.batch_size} is at least 1, --num_workers {self.workers} at least 0")
+        check_model(Namespace(model=self.model, pretrained=self.pretrained, model_type="open_clip"))
+
+    def settings(self) -> dict[str, Any]:
+        """What changes the features."""
+        file = Path(self.pretrained)
+        return {
+            "format": FORMAT, "model": self.model,
+            "pretrained": str(file.resolve()) if file.is_file() else self.pretrained,
+            "pretrained_bytes": file.stat().st_size if file.is_file() else None,
+            "reduction": self.reduction.plain(), "normalize": self.normalize, "dtype": self.dtype, "amp": self.amp,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """images, bad: of this run's own shards. done: shards of all that are finished. facts: what the reduction costs."""
+
+    images: int
+    bad: int
+    done: int
+    shards: int
+    facts: dict[str, Any]
+    warnings: list[str]
+
+
+def extract_clip(
+    config: ExtractConfig,
+    shards: Sequence[Shard],
+    folder: Path,
+    *,
+    strict: bool = False,
+    say: Callable[[str], None] = lambda line: None,
+    tick: Callable[[int], None] = lambda images: None,
+) -> Extraction:
+    """Write the features of this process's shards, each file when it is whole; finished shards are left as they are.
+
+    say: called with a line for samples that cannot be read; tick: with the number of images, after each batch.
+    """
+    parts = Parts(folder, config.settings(), ENDING)
+    todo = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
+    session = Session(config.reduction, Loader(), "open_clip", speed_batches=0)
+    tally = Tally(strict, say=say)
+    if todo:
+        _run(config, session, todo, parts, tally, tick)
+    done = sum(parts.path(shard).exists() for shard in shards)
+    tally.end(done, len(shards))
+    return Extraction(tally.images, tally.bad, done, len(shards), session.facts() if todo else {}, session.warnings)
+
+
+@torch.inference_mode()
+def _run(
+    config: ExtractConfig, session: Session, todo: list[Shard], parts: Parts, tally: Tally, tick: Callable[[int], None]
+) -> None:
+    device = this_device()
+    model, transform, _ = session.load(config.model, config.pretrained, None, device)
+    encode: Any = model.encode_image
+    open_: dict[int, tuple[list[str], list[Tensor], list[tuple[str, str]]]] = {}
+    for piece in pieces(todo, transform, batch_size=config.batch_size, workers=config.workers):
+        keys, found, bad = open_.setdefault(piece.place, ([], [], []))
+        shard = todo[piece.place]
+        tally.note(piece, shard)
+        keys += piece.keys
+        bad += piece.bad
+        if piece.pixels is not None:
+            with torch.autocast(torch.device(device).type, enabled=config.amp):
+                feature = encode(piece.pixels.to(device)).float()
+            if config.normalize:
+                feature = F.normalize(feature, dim=-1)
+            found.append(feature.to("cpu", DTYPES[config.dtype]))
+            tick(len(feature))
+        if piece.cut or piece.last:
+            del open_[piece.place]
+        if piece.last:
+            _write(parts.path(shard), shard, keys, found, bad)
+
+
+def _write(path: Path, shard: Shard, keys: list[str], found: list[Tensor], bad: list[tuple[str, str]]) -> None:
+    features = torch.cat(found).clone() if found else torch.zeros(0, 0)
+    about = {
+        "format": FORMAT,
+        "shard": shard.name,
+        "mark": shard.mark,
+        "keys": json.dumps(keys),
+        "bad": json.dumps(bad),
+    }
+    save_tensors(path, {"features": features}, about)
+
+
+# -- reading back ------------------------------------------------------------------------------------------------------
+
+
+def _about(path: Path) -> dict[str, str]:
+    """The header of a shard's file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            about: dict[str, str] = file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise RecordError(f"{path} is no whole file of features ({error}): delete it to make it again") from None
+    if about.get("format") != FORMAT:
+        raise RecordError(f"{path} is no file of `tokensieve extract clip` (no format {FORMAT!r} in it)")
+    return about
+
+
+def _mark(path: Path) -> str:
+    return _about(path)["mark"]
+
+
+def load_features(folder: Path) -> Iterator[tuple[str, list[str], Tensor]]:
+    """(shard, keys, features (N, E)) of each file, by name; one in memory at a time."""
+    from safetensors.torch import load_file
+
+    files = sorted(folder.glob(f"*{ENDING}"))
+    if not files:
+        raise MissingMaterialError(f"{folder}: no features are in it")
+    for path in files:
+        about = _about(path)
+        yield about["shard"], json.loads(about["keys"]), load_file(path)["features"]
+
+
+def totals(folder: Path, shards: Sequence[Shard]) -> tuple[int, int]:
+    """Images, and samples that could not be read, of finished shards."""
+    images = bad = 0
+    for shard in shards:
+        about = _about(folder / f"{shard.name}{ENDING}")
+        images += len(json.loads(about["keys"]))
+        bad += len(json.loads(about["bad"]))
+    return images, bad
+
+
+def merge_features(folder: Path, shards: Sequence[Shard], path: Path) -> int:
+    """All shards' features in one .npy file, in the shards' order, and their keys beside it, a JSON text a line.
+
+    Shard by shard: what is in memory does not grow with their number. Returns the rows.
+    """
+    if path.suffix != ".npy":
+        raise OptionError(f"--merge {path}: a name that ends in .npy")
+    files = [folder / f"{shard.name}{ENDING}" for shard in shards]
+    lengths = [len(json.loads(_about(file)["keys"])) for file in files]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part, keys_part = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.keys.part")
+    first = next(file for file, rows in zip(files, lengths, strict=True) if rows) if any(lengths) else files[0]
+    like = _features(first)
+    out = np.lib.format.open_memmap(part, "w+", like.numpy().dtype, (sum(lengths), like.shape[1]))
+    row = 0
+    with keys_part.open("w", encoding="utf-8") as lines:
+        for shard, file, rows in zip(shards, files, lengths, strict=True):
+            if rows:
+                out[row : row + rows] = _features(file).numpy()
+            lines.writelines(json.dumps([shard.name, key]) + "\n" for key in json.loads(_about(file)["keys"]))
+            row += rows
+    out.flush()
+    del out
+    keys_part.replace(path.with_suffix(".keys.jsonl"))
+    part.replace(path)
+    return row
+
+
+def _features(path: Path) -> Tensor:
+    from safetensors.torch import load_file
+
+    return load_file(path)["features"]
