@@ -1,4 +1,5 @@
-"""One HTML page from results of `tokensieve eval`: accuracy against speed and MACs, tokens, pictures, all runs.
+"""One HTML page from results of `tokensieve eval` and records of searches: accuracy against speed and MACs, tokens,
+pictures, all runs, all trials.
 
 The page opens offline: everything is inside the one file.
 """
@@ -12,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from tokensieve.core.budget import parse_keep
 from tokensieve.errors import TokensieveError
-from tokensieve.results.evals import read_evals
 from tokensieve.results.record import check_writable, write_whole
 from tokensieve.results.report.reid import is_reid
 from tokensieve.results.report.runs import budget, number
 from tokensieve.results.report.vlm import is_vlm
+from tokensieve.results.studies import read_results
 
 if TYPE_CHECKING:
     from tokensieve.results.report import Pictures
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 EPILOG = """examples:
   tokensieve report runs -o report.html
   tokensieve report runs/*.json --photos dog.jpg holiday/ --title "CIFAR-10, 500 images"
+  tokensieve report runs/search-clip runs/search-clip/trials
   tokensieve report runs --no_pictures"""
 
 
@@ -40,14 +42,16 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    runs = read_evals(args.runs)
+    runs, studies = read_results(args.runs)
     check_writable(args.output)
     from tokensieve.results.report import build_page, eval_sections
 
     pictures = None if args.no_pictures else _pictures(runs, args)
-    page = build_page(args.title, eval_sections(runs, pictures), len(runs))
+    page = build_page(args.title, eval_sections(runs, pictures, studies), len(runs) + len(studies))
     write_whole(args.output, page.encode())
-    print(f"{args.output}: {len(runs)} run{'' if len(runs) == 1 else 's'}, {len(page.encode()) / 2**20:.1f} MiB")
+    counts = [(len(runs), "run", "runs"), (len(studies), "search", "searches")]
+    said = ", ".join(f"{n} {one if n == 1 else several}" for n, one, several in counts if n or one == "run")
+    print(f"{args.output}: {said}, {len(page.encode()) / 2**20:.1f} MiB")
     return 0
 
 

@@ -85,7 +85,7 @@ def open_book(
                 load_if_exists=True,
             )  # fmt: skip
             book = Book(study, settings, objectives, space)
-        except (*_storage_errors(), ValueError, KeyError) as error:  # the last two: a journal that is none
+        except _storage_errors() as error:
             raise _no_study(path, error) from None
         book.check(path, facts)
         book.take_up()
@@ -96,7 +96,7 @@ def _storage_errors() -> tuple[type[Exception], ...]:
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    return StorageInternalError, SQLAlchemyError
+    return StorageInternalError, SQLAlchemyError, ValueError, KeyError  # the last two: of a journal that is none
 
 
 def _no_study(path: Path, error: Exception) -> RecordError:

@@ -14,7 +14,10 @@ from tokensieve.results.report import runs as r
 from tokensieve.results.report.runs import Run
 from tokensieve.results.report.words import Scale, scale_of, times
 
-__all__ = ["Axis", "Layers", "Point", "Scatter", "Series", "layers", "pareto", "scatter", "series_of", "ticks"]
+__all__ = [
+    "Axis", "Layers", "Point", "Scatter", "Series", "axis_of", "layers", "pareto", "scatter", "series_of", "staircase",
+    "ticks",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,8 @@ def scatter(runs: Sequence[Run], name: str, against: str, numbers: dict[str, int
         return None
     spans = [_span(run, x) if fast else (x, x) for run, x, _ in found]
     width, height, left, right, top, bottom = 480, 340, 58, 16, 14, 48
-    x_axis = _axis([end for span in spans for end in span], left, width - right, "\u00d7" if fast else "")
-    y_axis = _axis([y for _, _, y in found], height - bottom, top, "")
+    x_axis = axis_of([end for span in spans for end in span], left, width - right, "\u00d7" if fast else "")
+    y_axis = axis_of([y for _, _, y in found], height - bottom, top, "")
     points: dict[str, list[Point]] = {}
     for (run, x, y), (low, high) in zip(found, spans, strict=True):
         point = Point(
@@ -131,7 +134,7 @@ def scatter(runs: Sequence[Run], name: str, against: str, numbers: dict[str, int
         x_title=f"{x_title} (better \u2192)" if fast else f"(\u2190 better) {x_title}",
         y_title=f"{name}, %" if scale.share else name,
         width=width, height=height, x=x_axis, y=y_axis, series=series,
-        front=_staircase(places, x_axis.start if fast else x_axis.end, y_axis.start),
+        front=staircase(places, x_axis.start if fast else x_axis.end, y_axis.start),
         base=None if base is None else y_axis.place(base),
     )  # fmt: skip
 
@@ -141,7 +144,7 @@ def _span(run: Run, x: float) -> tuple[float, float]:
     return (min(low, x), max(high, x)) if low is not None and high is not None else (x, x)
 
 
-def _axis(values: Sequence[float], start: float, end: float, unit: str) -> Axis:
+def axis_of(values: Sequence[float], start: float, end: float, unit: str) -> Axis:
     """Room of 6 % around the values, and ticks."""
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.05 * abs(high) or 1.0
@@ -151,7 +154,7 @@ def _axis(values: Sequence[float], start: float, end: float, unit: str) -> Axis:
     return Axis(axis.low, axis.high, start, end, [(axis.place(v), f"{v:.{digits}f}{unit}") for v in marks])
 
 
-def _staircase(front: Sequence[tuple[float, float]], slow: float, floor: float) -> str:
+def staircase(front: Sequence[tuple[float, float]], slow: float, floor: float) -> str:
     """What can be had at each speed or cost: between two points the less accurate one's accuracy, never more.
 
     Goes from `floor` under the fastest point to `slow`, the edge beyond the most accurate one.

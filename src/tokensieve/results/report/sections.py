@@ -18,6 +18,7 @@ from tokensieve.results.report import runs as r
 from tokensieve.results.report.page import render
 from tokensieve.results.report.reid import Reid
 from tokensieve.results.report.runs import Run
+from tokensieve.results.report.search import Searches
 from tokensieve.results.report.vlm import Vlm, with_baselines
 
 __all__ = ["Commands", "Photo", "Pictures", "Plots", "Section", "Summary", "Table", "eval_sections"]
@@ -35,11 +36,12 @@ class Section(Protocol):
         """What stands under the heading; empty where there is nothing to show."""
 
 
-def eval_sections(runs: Sequence[Run], pictures: Section | None = None) -> list[Section]:
-    """The sections for results of `tokensieve eval`."""
+def eval_sections(runs: Sequence[Run], pictures: Section | None = None, studies: Sequence[Run] = ()) -> list[Section]:
+    """The sections for results of `tokensieve eval`, and for records of searches."""
     every = with_baselines(runs)
     sections: list[Section | None] = [
-        Summary(every), Plots(every), pictures, Reid(runs), Vlm(runs), Table(every), Commands(runs),
+        Summary(every) if every else None, Plots(every), Searches(studies), pictures, Reid(runs), Vlm(runs),
+        Table(every), Commands([*runs, *studies]),
     ]  # fmt: skip
     return [section for section in sections if section is not None]
 
