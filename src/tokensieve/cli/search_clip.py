@@ -32,6 +32,7 @@ SPACE = {
 ALIASES = {"at": "prune_layer"}
 COUNTS = True
 LEFT_OUT = ("images",)
+_NOT_OF_A_TRIAL = {"config", "help", "output", "stream", "strict", "distributed", "skip_existing"}
 # of a trial, where nothing else is said: no untouched model beside it, no processes that read a few images
 _QUICK = {"speed_batches": 0, "num_workers": 0}
 
@@ -44,7 +45,7 @@ def _parsers() -> tuple[Parser, ArgumentParser]:
 
 
 def flags() -> set[str]:
-    return {flag[2:] for flag in actions_of(*_parsers())} - {"config", "help", "output", *SEED_FLAGS}
+    return {flag[2:] for flag in actions_of(*_parsers())} - {*_NOT_OF_A_TRIAL, *SEED_FLAGS}
 
 
 def given(words: Sequence[str]) -> dict[str, Any]:

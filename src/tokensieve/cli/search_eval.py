@@ -135,7 +135,8 @@ def _space(task: EvalTask, given: Space, fixed: Mapping[str, Any]) -> dict[str, 
     source = given or {name: Parameter.model_validate(value) for name, value in task.SPACE.items()}
     space = {task.ALIASES.get(name, name): parameter for name, parameter in source.items()}
     excluded = set().union(*(group for group in task.EXCLUSIVE if group & set(fixed)))
-    space = {name: parameter for name, parameter in space.items() if name not in excluded}
+    names = sorted((name for name in space if name not in excluded), key=lambda name: name != "method")
+    space = {name: space[name] for name in names}  # the method first: options hang on it
     flags, options = task.flags(), _options(space, fixed)
     for name in [*space, *fixed]:
         if name not in flags and not any(name in its for its in options.values()):
