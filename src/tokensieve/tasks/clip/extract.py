@@ -85,16 +85,18 @@ def extract_clip(
     folder: Path,
     *,
     strict: bool = False,
+    loader: Loader | None = None,
     say: Callable[[str], None] = lambda line: None,
     tick: Callable[[int], None] = lambda images: None,
 ) -> Extraction:
     """Write the features of this process's shards, each file when it is whole; finished shards are left as they are.
 
-    say: called with a line for samples that cannot be read; tick: with the number of images, after each batch.
+    loader: one that may hold the model already. say: called with a line for samples that cannot be read; tick: with the
+    number of images, after each batch.
     """
     parts = Parts(folder, config.settings(), ENDING)
     todo = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
-    session = Session(config.reduction, Loader(), "open_clip", speed_batches=0)
+    session = Session(config.reduction, loader or Loader(), "open_clip", speed_batches=0)
     tally = Tally(strict, say=say)
     if todo:
         _run(config, session, todo, parts, tally, tick)
