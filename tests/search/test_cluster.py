@@ -14,12 +14,17 @@ from typing import Any
 
 import pytest
 import toy_search
+from tiny_material import tiny_clip, webdataset
 from toy_search import ACCURACY, MACS, figures, runs_of, slow, toy, waits
 
+from tokensieve.cli.main import main
 from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.search import ManagerSettings, run_search
 from tokensieve.search import cluster as clusters
 from tokensieve.search.cluster import Cluster, connected
+from tokensieve.tasks.clip import sweep_ray
+from tokensieve.tasks.clip.sweep import claimed
+from tokensieve.tasks.clip.sweep_ray import run_sweep_on_cluster
 
 pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (make setup)")
 
@@ -123,3 +128,50 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch, tmp_path) -> Non
     monkeypatch.setitem(__import__("sys").modules, "ray", None)
     with pytest.raises(MissingMaterialError, match=r"pip install .tokensieve\[ray\]."):
         run_search(by_ray(tmp_path, partial(toy_search.run, tmp_path, None), 1))
+
+
+# -- the runs of a sweep -----------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_s_killed_run_is_repeated_and_its_results_come_back(tmp_path, ray, monkeypatch) -> None:
+    monkeypatch.setattr(sweep_ray, "_run", toy_search.dies_once)
+    jobs: list[Any] = [toy_search.ToyJob(number, tmp_path / f"{number}.json") for number in range(4)]
+    said: list[tuple[int, str]] = []
+    cluster = Cluster(ray, 1, 0)
+    outcome = run_sweep_on_cluster(jobs, cluster, lambda job, how: said.append((job.number, how)))
+    assert (tmp_path / "killed").exists()
+    assert sorted(runs_of(tmp_path)) == [0, 1, 1, 2, 3]
+    assert sorted(said) == [(0, "done"), (1, "done"), (2, "no way"), (3, "done")]
+    assert [(job.number, why) for job, why in outcome.failed] == [(2, "no way")]
+    assert json.loads((tmp_path / "1.json").read_text()) == {"number": 1, "reduced": True}
+    assert not list(tmp_path.glob(".*.lock"))
+    again = run_sweep_on_cluster(jobs, cluster)
+    assert sorted(job.number for job in again.skipped) == [0, 1, 3]
+    assert runs_of(tmp_path).count(2) == 2
+    with claimed(jobs[2].output):
+        assert [job.number for job in run_sweep_on_cluster(jobs, cluster).elsewhere] == [2]
+
+
+def test_sweep_ray_is_the_same_as_sweep(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tiny_clip(tmp_path / "tiny")
+    webdataset(tmp_path / "colours")
+    words = ["sweep", "--methods", "grid", "--keep", "0.5", "--model", f"local-dir:{model}", "--pretrained", "",
+             "--dataset", "wds/colours", "--dataset_root", str(tmp_path / "colours"), "--batch_size", "8",
+             "--speed_batches", "0", "--num_workers", "0"]  # fmt: skip
+    assert main([*words, "--ray", "--cpus", "2", "-o", "spread"]) == 0, capsys.readouterr().err
+    assert main([*words, "-o", "here"]) == 0
+    found = [
+        {path.name: json.loads(path.read_text()) for path in Path(place).glob("*.json")} for place in ("spread", "here")
+    ]
+    assert len(found[0]) == 2
+    assert found[0].keys() == found[1].keys()
+    for name, result in found[0].items():
+        for key in ("metrics", "gmacs", "method", "keep", "config_id", "images"):
+            assert result[key] == found[1][name][key], key
+    capsys.readouterr()
+    assert main([*words, "--ray", "-o", "spread"]) == 0
+    assert "2 there before" in capsys.readouterr().out
+    assert main([*words, "--ray", "--distributed", "-o", "spread"]) == 2
+    assert main([*words, "--gpus", "1", "-o", "spread"]) == 2
+    assert "do nothing without --ray" in capsys.readouterr().err

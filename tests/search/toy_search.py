@@ -10,8 +10,10 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokensieve.search import Found, ManagerSettings, Objective, Parameter, Report, Search, SearchSettings, run_search
@@ -57,6 +59,29 @@ def waits(folder: Path, params: Mapping[str, Any], origin: int, report: Report) 
             break
         time.sleep(0.05)
     return Found(figures(params) | {"together": float(len(list(folder.glob("at-*"))))})
+
+
+def dies_once(job: Any) -> tuple[str, Any]:
+    """In place of a sweep's run: the second job's worker is killed the first time."""
+    folder = job.output.parent
+    with (folder / "runs.txt").open("a") as file:
+        file.write(f"{job.number} {os.getpid()}\n")
+    if job.number == 1 and not (folder / "killed").exists():
+        (folder / "killed").write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
+    return ("failed", "no way") if job.number == 2 else ("done", {"number": job.number, "reduced": True})
+
+
+@dataclass(frozen=True)
+class ToyJob:
+    """As much of a sweep's job as spreading it needs."""
+
+    number: int
+    output: Path
+    config: Any = field(default_factory=lambda: SimpleNamespace(is_baseline=False, mode="prune"))
+
+    def exists(self) -> bool:
+        return self.output.exists()
 
 
 def runs_of(folder: Path) -> list[int]:
