@@ -42,7 +42,7 @@ def run(args: Namespace) -> int:
 
     from tokensieve.results.record import check_writable
     from tokensieve.tasks.clip.select import Photos, SelectConfig, default_subject, photos_in, train_select
-    from tokensieve.training.distributed import join, leave, rank
+    from tokensieve.training.distributed import first_alone, join, leave, rank
     from tokensieve.zoo.cifar10 import load_cifar10
 
     device = join()
@@ -55,9 +55,11 @@ def run(args: Namespace) -> int:
     check_writable(args.output)
     files = None if args.photos is None else photos_in(args.photos, args.images)
     subject, transform = default_subject(kl=config.kl)
-    photos = Photos(
-        files if files is not None else load_cifar10("train")[0][_FIRST : _FIRST + (args.images or 2000)], transform
-    )
+    if files is not None:
+        photos = Photos(files, transform)
+    else:
+        images, _ = first_alone(lambda: load_cifar10("train"))
+        photos = Photos(images[_FIRST : _FIRST + (args.images or 2000)], transform)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
         task = progress.add_task("training", total=config.steps)

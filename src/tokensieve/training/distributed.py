@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
@@ -22,8 +22,8 @@ from tokensieve.core.processes import rank, world_size
 from tokensieve.errors import OptionError, ProcessLostError
 
 __all__ = [
-    "average_gradients", "average_numbers", "from_first", "gather_in_turn", "gather_with_gradient", "join", "leave",
-    "own_part", "own_rows", "own_share", "rank", "shares", "wait", "world_size",
+    "average_gradients", "average_numbers", "first_alone", "from_first", "gather_in_turn", "gather_with_gradient",
+    "join", "leave", "own_part", "own_rows", "own_share", "rank", "shares", "wait", "world_size",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -78,6 +78,16 @@ def wait() -> None:
     if world_size() > 1:
         with _together():
             dist.barrier()
+
+
+def first_alone(work: Callable[[], T]) -> T:
+    """What `work` gives, done by the first process before the others do it: they find what it fetched."""
+    if rank() == 0:
+        found = work()
+        wait()
+        return found
+    wait()
+    return work()
 
 
 # -- sharing out -------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from tokensieve.tasks.clip.default import build_default_clip, default_tokenizer,
 from tokensieve.tasks.clip.state import load_state, refuse_other
 from tokensieve.training.distributed import (
     average_gradients,
+    first_alone,
     gather_in_turn,
     gather_with_gradient,
     own_part,
@@ -161,10 +162,7 @@ def align(
 ) -> AlignResult:
     """Train the projections of the default CLIP. Same configuration, same result. state, resume: as in `fit`."""
     model = build_default_clip()
-    if rank() == 0:
-        load_cifar10("train")  # fetched once, not by every process
-    wait()
-    images, labels = load_cifar10("train")
+    images, labels = first_alone(lambda: load_cifar10("train"))
     tower = vit_s14.vit_s14_openclip()
     features = tower_features(images[: config.images], tower, "vit-s14", tick)
     owner = torch.from_numpy(labels[: config.images])

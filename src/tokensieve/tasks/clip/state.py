@@ -21,7 +21,7 @@ def state_file(output: Path) -> Path:
 def load_state(path: Path) -> dict[str, Any]:
     """Read one back. A file that is missing, cut short or something else is an error that names it."""
     try:
-        found: dict[str, Any] = torch.load(path, weights_only=True)
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise MissingMaterialError(f"{path}: there is no run to go on with; leave --resume out to start anew") from None
     except Exception as error:  # a file that is something else can fail in any way
