@@ -12,6 +12,7 @@ from tokensieve.cli.main import main
 from tokensieve.results.report import build_page, eval_sections
 from tokensieve.results.report import search as section
 from tokensieve.results.report.search import Searches
+from tokensieve.results.studies import short_names
 
 
 def places(plot, study):
@@ -73,6 +74,14 @@ def test_words_are_escaped_and_nothing_comes_from_elsewhere() -> None:
     assert not re.search(r"https?://(?!www\.w3\.org)", page)
     assert "20 trials ended, 3 ended early, 1 failed" in page
     assert "Best: trial 12" in page
+
+
+def test_names_are_as_short_as_tells_them_apart() -> None:
+    names = ["a.merger.lr", "a.pruners.lr", "b.keep", "lr", "a.b.pruners.lr"]
+    assert short_names(names) == {
+        "a.merger.lr": "merger.lr", "a.pruners.lr": "a.pruners.lr", "b.keep": "keep", "lr": "lr",
+        "a.b.pruners.lr": "b.pruners.lr",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("trials", [0, 1, 2])

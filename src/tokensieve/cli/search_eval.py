@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -137,11 +137,10 @@ def _space(task: EvalTask, given: Space, fixed: Mapping[str, Any]) -> dict[str, 
     excluded = set().union(*(group for group in task.EXCLUSIVE if group & set(fixed)))
     names = sorted((name for name in space if name not in excluded), key=lambda name: name != "method")
     space = {name: space[name] for name in names}  # the method first: options hang on it
-    flags, options = task.flags(), _options(space, fixed)
-    for name in [*space, *fixed]:
-        if name not in flags and not any(name in its for its in options.values()):
-            every = [*flags, *(option for its in options.values() for option in its)]
-            raise UnknownNameError(f"no flag and no option of the methods is named {name!r}.{nearest(name, every)}")
+    flags, options = task.flags(), _options([*_choices(space), *_choices(fixed)])
+    _check_names([*space, *fixed], flags, options)
+    if "method" in fixed:  # what is typed must be an option of it; what the file has for other methods need not
+        _check_names(fixed, flags, _options(_choices(fixed)))
     for name, parameter in space.items():
         if name not in flags and "method" in space and "method" not in parameter.when:
             has = tuple(method for method, its in options.items() if name in its)
@@ -149,7 +148,19 @@ def _space(task: EvalTask, given: Space, fixed: Mapping[str, Any]) -> dict[str, 
     return pinned(space, fixed)
 
 
-def _options(space: Space, fixed: Mapping[str, Any]) -> dict[str, set[str]]:
-    """The options of each method that may be chosen."""
-    methods = [fixed["method"]] if "method" in fixed else list(space["method"].values) if "method" in space else []
-    return {str(method): set(method_options(str(method))) for method in methods if method != "none"}
+def _check_names(names: Iterable[str], flags: set[str], options: Mapping[str, set[str]]) -> None:
+    known = flags.union(*options.values())
+    for name in names:
+        if name not in known:
+            raise UnknownNameError(f"no flag and no option of the methods is named {name!r}.{nearest(name, known)}")
+
+
+def _choices(settings: Mapping[str, Any]) -> list[str]:
+    """The methods that a space may choose, or the one that is fixed."""
+    method = settings.get("method")
+    found = method.values if isinstance(method, Parameter) else [] if method is None else [method]
+    return [str(name) for name in found if name != "none"]
+
+
+def _options(methods: Sequence[str]) -> dict[str, set[str]]:
+    return {method: set(method_options(method)) for method in methods}

@@ -12,7 +12,7 @@ from tokensieve.errors import RecordError
 from tokensieve.results.evals import read_eval, result_files, write_eval
 from tokensieve.results.record import read_json
 
-__all__ = ["STUDY_FORMAT", "read_results", "read_study", "study_table", "value_text", "write_study"]
+__all__ = ["STUDY_FORMAT", "read_results", "read_study", "short_names", "study_table", "value_text", "write_study"]
 
 STUDY_FORMAT = "tokensieve-search-1"
 _KEYS = ("name", "objectives", "space", "trials", "best")
@@ -58,6 +58,19 @@ def value_text(value: Any) -> str:
     return "-" if value is None else str(value)
 
 
+def short_names(names: Iterable[str]) -> dict[str, str]:
+    """Dotted names by as few of their last parts as tell them apart: a.token_merger.lr -> token_merger.lr, or lr."""
+    every = list(names)
+    found: dict[str, str] = {}
+    for name in every:
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            found[name] = ".".join(parts[-count:])
+            if sum(("." + other).endswith("." + found[name]) for other in every) == 1:
+                break
+    return found
+
+
 def study_table(record: Mapping[str, Any], most: int = 30) -> Table:
     """The trials, best first: the front or the best marked, then by the first objective. At most `most` of them."""
     objectives: Sequence[Mapping[str, Any]] = record["objectives"]
@@ -68,8 +81,8 @@ def study_table(record: Mapping[str, Any], most: int = 30) -> Table:
     table.add_column("trial", justify="right")
     for objective in objectives:
         table.add_column(objective["metric"], justify="right")
-    for name in names:
-        table.add_column(name.rsplit(".", 1)[-1], overflow="fold")
+    for short in short_names(names).values():
+        table.add_column(short, overflow="fold")
     table.add_column("")
     order = sorted(record["trials"], key=lambda trial: _order(trial, objectives[0], best))
     for trial in order[:most]:

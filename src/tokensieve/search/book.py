@@ -8,6 +8,7 @@ the sampler is seeded by the number of values drawn so far. Imports Optuna insid
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import os
@@ -204,7 +205,8 @@ class Book:
         optuna = import_optuna()
         trials = self.trials
         drawn = sum("retry_of" not in trial.user_attrs for trial in trials)
-        seed = (self.settings.sampler_seed * 1_000_003 + drawn) % 2**32
+        mixed = hashlib.sha256(f"{self.settings.sampler_seed}/{drawn}".encode()).digest()  # no two alike
+        seed = int.from_bytes(mixed[:4], "big")
         if self.settings.sampler == "random":
             self.study.sampler = optuna.samplers.RandomSampler(seed=seed)
         else:

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import re
+import secrets
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -77,9 +78,8 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
     A process that is connected already stays so.
     """
     address = manager.ray_address or os.environ.get("RAY_ADDRESS")
-    if not address:
-        # without it Ray puts the machine's own address in place of 127.0.0.1; it is read when Ray is imported
-        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if not address and "ray" not in sys.modules:
+        _before_import()
     ray = _import_ray()
     cluster = Cluster(ray, manager.cpus_per_subtask or 1, manager.gpus_per_subtask or 0)
     if ray.is_initialized():
@@ -91,7 +91,9 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
             ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:200]
-            raise MissingMaterialError(f"no Ray cluster at {address}: {reason}") from None
+            raise MissingMaterialError(
+                f"no Ray cluster at {address}: {reason} (one with tokens wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
+            ) from None
     else:
         _start(ray, manager, common)
     try:
@@ -100,8 +102,16 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
         ray.shutdown()
 
 
-def _start(ray: Any, manager: ManagerSettings, common: Mapping[str, Any]) -> None:
+def _before_import() -> None:
+    """What Ray reads of the environment when it is imported, for a cluster of one's own."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # else it puts the machine's own address in place of 127.0.0.1
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    if "RAY_AUTH_MODE" not in os.environ:  # else it leaves a token in the home folder
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+
+
+def _start(ray: Any, manager: ManagerSettings, common: Mapping[str, Any]) -> None:
     gpus: dict[str, Any] = {}
     if manager.available_gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, manager.available_gpus))

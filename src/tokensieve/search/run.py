@@ -12,7 +12,7 @@ import yaml
 
 from tokensieve.errors import OptionError
 from tokensieve.results.record import write_whole
-from tokensieve.results.studies import value_text, write_study
+from tokensieve.results.studies import short_names, value_text, write_study
 from tokensieve.search.book import Asked, Book, open_book
 from tokensieve.search.cluster import connected, run_on_cluster
 from tokensieve.search.engine import Run, run_here
@@ -107,7 +107,8 @@ def _opening(book: Book, total: int) -> str:
 
 def _line(book: Book, asked: Asked, total: int) -> str:
     trial = book.trials[asked.number]
-    values = ", ".join(f"{name.rsplit('.', 1)[-1]} {value_text(value)}" for name, value in asked.params.items())
+    short = short_names(asked.params)
+    values = ", ".join(f"{short[name]} {value_text(value)}" for name, value in asked.params.items())
     if trial.state.name == "COMPLETE":
         pairs = zip(book.objectives, trial.values, strict=True)
         how = ", ".join(f"{objective.metric} {value_text(value)}" for objective, value in pairs)

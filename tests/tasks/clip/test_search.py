@@ -66,6 +66,14 @@ def test_one_objective_looks_at_few_images_first(tiny, here, capsys) -> None:
     assert result["option_alpha"] == 0.25
 
 
+def test_a_method_that_is_named_leaves_the_other_methods_options_out(tiny, here, capsys) -> None:
+    words = ["search", "clip", "--config", config(here / "c.yaml", tiny), "--trials", "1", "-o", "out"]
+    assert main([*words, "--method", "random"]) == 0
+    assert set(read_study("out/search.json")["space"]) == {"keep", "prune_layer"}
+    assert main([*words, "--method", "random", "k=4"]) == 2
+    assert "named 'k'" in capsys.readouterr().err
+
+
 def test_a_trial_that_cannot_be_is_told_and_the_others_go_on(tiny, here, capsys) -> None:
     space = {"method": ["anchor", "grid"], "keep": [5, 100]}  # anchor needs more than its 10 anchors
     words = ["search", "clip", "--config", config(here / "c.yaml", tiny, search_settings={"space": space})]

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from tokensieve.results.report.charts import Axis, axis_of, pareto, staircase
 from tokensieve.results.report.page import render
-from tokensieve.results.studies import value_text
+from tokensieve.results.studies import short_names, value_text
 
 __all__ = ["Searches"]
 
@@ -73,6 +73,7 @@ def _study(study: Study) -> dict[str, Any]:
     plots = [_history(study, number) for number in range(len(objectives))] if done else []
     if len(objectives) == 2 and len(done) > 1:
         plots.insert(0, _front(study, done))
+    short = short_names(study["space"])
     names = [name for name in study["space"] if sum(name in trial["params"] for trial in done) > 1]
     return {
         "name": study["name"], "summary": _summary(study, done), "plots": plots,
@@ -80,17 +81,12 @@ def _study(study: Study) -> dict[str, Any]:
         "slices": [_slice(study, done, name) for name in names[:_MOST]], "left_out": len(names[_MOST:]),
         "objective": objectives[0]["metric"],
         "importances": [
-            (objective["metric"], [Bar(_short(name), share, f"{100 * share:.0f} %") for name, share in found.items()])
+            (objective["metric"], [Bar(short[name], share, f"{100 * share:.0f} %") for name, share in found.items()])
             for objective, found in zip(objectives, study.get("importances") or [], strict=False) if found
         ],
-        "columns": ["trial", *(o["metric"] for o in objectives), *map(_short, study["space"]), "seconds", "note"],
+        "columns": ["trial", *(o["metric"] for o in objectives), *short.values(), "seconds", "note"],
         "rows": [_row(study, trial) for trial in trials],
     }  # fmt: skip
-
-
-def _short(name: str) -> str:
-    """The last part of a dotted name."""
-    return name.rsplit(".", 1)[-1]
 
 
 def _summary(study: Study, done: Sequence[Study]) -> str:
@@ -111,8 +107,9 @@ def _summary(study: Study, done: Sequence[Study]) -> str:
 
 def _label(study: Study, trial: Study) -> str:
     pairs = zip(study["objectives"], trial["values"] or [], strict=False)
+    short = short_names(study["space"])
     words = [f"trial {trial['number']}", *(f"{o['metric']} {value_text(v)}" for o, v in pairs)]
-    return ", ".join([*words, *(f"{_short(name)} {value_text(value)}" for name, value in trial["params"].items())])
+    return ", ".join([*words, *(f"{short[name]} {value_text(value)}" for name, value in trial["params"].items())])
 
 
 def _index(study: Study, trial: Study) -> int:
@@ -199,7 +196,7 @@ def _slice(study: Study, done: Sequence[Study], name: str) -> Plot:
     y = axis_of([trial["values"][0] for trial in own], height - 40, 12, "")
     y = Axis(y.low, y.high, y.start, y.end, _some(y.ticks))
     marks = [Mark(places[t["number"]], y.place(t["values"][0]), _index(study, t), _label(study, t)) for t in own]
-    return Plot(_short(name), "", objective["metric"], width, height, x, y, marks)
+    return Plot(short_names(study["space"])[name], "", objective["metric"], width, height, x, y, marks)
 
 
 def _some(ticks: Sequence[tuple[float, str]], most: int = 4) -> list[tuple[float, str]]:
