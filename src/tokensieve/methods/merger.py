@@ -79,8 +79,7 @@ class TokenMerger(nn.Module):
         hard = torch.zeros_like(score, dtype=torch.bool).scatter(1, index, True)
         p = keep_probability(drawn, hard, self.temperature)
         mix = self.assign(x, index, torch.where(hard, p, p * self.blend.sigmoid()).clamp_min(_TINY))
-        chosen = p.gather(1, index)
-        gate = 1.0 + (chosen - chosen.detach()) if torch.is_grad_enabled() else None
+        gate = hard + (p - p.detach()) if torch.is_grad_enabled() else None
         return MixedReduction(keep=index, scores=score, mix=mix, gate=gate)
 
     def assign(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
