@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import tokensieve
-from tokensieve.adapters.vlm.soft import SoftPass, Softness, attach_soft
+from tokensieve.adapters.vlm.soft import Softness, SoftPass, attach_soft
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods import make_method
 from tokensieve.methods.adapter_file import about_adapter, adapter_tensors

@@ -2,9 +2,9 @@
 
 What differs from a forward that prunes. No token leaves, neither at stage 1 (where what is kept takes in the others as
 ever) nor inside the language model: each cut multiplies every vision token's existence by a keep mask, and the layers
-from there on add the log of it to the token's key, for every query. A token that does not exist is seen by nobody, which is what dropping it
-does, while the gradient says what it would change if it did exist. Text that is an answer is no question: heads must
-not read in training what they will not be shown.
+from there on add the log of it to the token's key, for every query. A token that does not exist is seen by nobody,
+which is what dropping it does, while the gradient says what it would change if it did exist. Text that is an answer is
+no question: heads must not read in training what they will not be shown.
 """
 
 from __future__ import annotations
