@@ -31,7 +31,7 @@ class Search:
 
     name: for people. run: one trial; Ray sends it to other machines, so it must be picklable. facts: plain data that
     say what is searched, beside objectives and space; a study is not gone on with where they differ. final: a trial's
-    values -> the configuration that `eval` or `train` takes, as plain data; flags or sections.
+    values -> the configuration that `eval` or `train` takes, as plain data; flags or sections. notes: told at first.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Search:
     facts: Mapping[str, Any]
     final: Callable[[Mapping[str, Any]], Mapping[str, Any]]
     command: str = ""
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ def run_search(search: Search, tell: Callable[[str], None] = lambda line: None) 
     }
     total, count = search.settings.n_trials, 0
     with open_book(folder / search.settings.study, search.settings, search.objectives, search.space, facts) as book:
-        tell(_opening(book, total))
+        for line in (*search.notes, _opening(book, total)):
+            tell(line)
 
         def after(asked: Asked) -> None:
             nonlocal count

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokensieve.errors import OptionError
-from tokensieve.search import Found, Report
+from tokensieve.search import Found, ManagerSettings, Report
 from tokensieve.training import FitResult, Task
 from tokensieve.training.checkpoint import checkpoints_in
 from tokensieve.training.loop import BEST, CHECKPOINTS
 
-__all__ = ["Train", "pairs_of", "refuse_processes", "trial_folder", "watched"]
+__all__ = ["Train", "notes_of", "pairs_of", "refuse_processes", "trial_folder", "watched"]
 
 
 class Train(Protocol):
@@ -42,6 +42,12 @@ def refuse_processes() -> None:
         raise OptionError(
             'a search starts its trials itself: run it in one process, with manager_settings.mode "ray" to spread them'
         )
+
+
+def notes_of(manager: ManagerSettings) -> list[str]:
+    """What the settings ask for that a trial does not do."""
+    gpus = manager.gpus_per_subtask or 1
+    return [f"note: gpus_per_subtask {gpus}: a trial is one process, which trains on the first of them"] * (gpus > 1)
 
 
 def watched(task: Task, train: Train, folder: Path, report: Report) -> Found:

@@ -150,5 +150,7 @@ def test_the_seed_s_two_keys_are_enough() -> None:
     data = yaml.safe_load("manager_settings: {mode: optuna}\nsearch_settings: {enable: true, n_trials: 50}")
     search = vlm_search({**SMALL, **data})
     assert search.settings.n_trials == 50
+    assert not search.notes
+    assert "first of them" in vlm_search(SMALL, ["mode=ray", "gpus_per_subtask=2"]).notes[0]
     assert search.space == default_space(load_config(None))
     assert [p.rsplit(".", 2)[-2] for p in search.space][:2] == ["token_merger", "layer_pruners"]

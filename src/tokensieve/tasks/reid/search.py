@@ -11,7 +11,7 @@ from typing import Any
 from tokensieve.search import Found, Objective, Parameter, Report, Search
 from tokensieve.search.space import corners
 from tokensieve.tasks.reid.config import ReidConfig, parse_config
-from tokensieve.tasks.trials import pairs_of, refuse_processes, trial_folder, watched
+from tokensieve.tasks.trials import notes_of, pairs_of, refuse_processes, trial_folder, watched
 
 __all__ = ["default_space", "reid_search", "reid_trial"]
 
@@ -52,7 +52,7 @@ def reid_search(data: Any, pairs: Sequence[str] = (), command: str = "") -> Sear
         objectives=settings.objectives or (Objective(metric="accuracy", direction="maximize"),), space=space,
         folder=folder, run=partial(reid_trial, data, tuple(pairs), folder),
         facts={"config": config.model_dump(mode="json", exclude={"manager_settings", "search_settings", "OUTPUT_DIR"})},
-        final=final, command=command,
+        final=final, command=command, notes=notes_of(config.manager_settings),
     )  # fmt: skip
 
 

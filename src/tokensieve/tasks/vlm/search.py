@@ -10,7 +10,7 @@ from typing import Any
 
 from tokensieve.search import Found, Objective, Parameter, Report, Search
 from tokensieve.search.space import corners
-from tokensieve.tasks.trials import pairs_of, refuse_processes, trial_folder, watched
+from tokensieve.tasks.trials import notes_of, pairs_of, refuse_processes, trial_folder, watched
 from tokensieve.tasks.vlm.config import VlmConfig, parse_config
 
 __all__ = ["default_space", "vlm_search", "vlm_trial"]
@@ -60,7 +60,7 @@ def vlm_search(data: Any, pairs: Sequence[str] = (), command: str = "") -> Searc
         objectives=settings.objectives or (Objective(metric="accuracy", direction="maximize"),), space=space,
         folder=folder, run=partial(vlm_trial, data, tuple(pairs), folder),
         facts={"config": config.model_dump(mode="json", exclude={"manager_settings", "search_settings", "output_dir"})},
-        final=final, command=command,
+        final=final, command=command, notes=notes_of(config.manager_settings),
     )  # fmt: skip
 
 
