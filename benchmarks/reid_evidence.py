@@ -15,12 +15,10 @@ import argparse
 import math
 import os
 import statistics
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from pages import put_into_page, table
+from evidence import put_into_page, run_all, spread, table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "reid.md"
@@ -143,12 +141,6 @@ def read_runs(records: Path, variants: list[str], seeds: list[int]) -> dict[str,
     return {variant: runs for variant, runs in found.items() if runs}
 
 
-def spread(values: list[float]) -> str:
-    """Mean and sample deviation, in per cent."""
-    mean = f"{100 * statistics.mean(values):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
-
-
 def lead(runs: list[Any], base: list[Any]) -> str:
     """mAP against the baseline of the same seed, in points: mean and deviation of the differences."""
     by_seed = {run.seed: run.rows[0]["mAP"] for run in base}
@@ -195,13 +187,8 @@ def train_all(args: argparse.Namespace, data: Path) -> None:
         (v, seed) for seed in args.seeds for v in args.variants if not (args.output / f"{v}-{seed}.json").is_file()
     ]
     print(f"{len(missing)} runs of {args.steps} steps to do, {args.processes} at a time", flush=True)
-    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        runs = [
-            pool.submit(one_run, v, seed, args.steps, data, args.runs, args.output / f"{v}-{seed}.json")
-            for v, seed in missing
-        ]
-        for done in as_completed(runs):
-            print(done.result(), flush=True)
+    jobs = [(v, seed, args.steps, data, args.runs, args.output / f"{v}-{seed}.json") for v, seed in missing]
+    run_all(one_run, jobs, args.processes)
 
 
 def main() -> None:

@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from pages import put_into_page, table
+from evidence import put_into_page, run_all, spread, table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "vlm.md"
@@ -94,19 +92,8 @@ def train_all(args: argparse.Namespace) -> None:
     wanted = [(losses, seed, args.output / f"{losses}-{seed}.json") for seed in args.seeds for losses in args.losses]
     missing = [run for run in wanted if not run[2].is_file()]
     print(f"{len(missing)} runs of {args.steps} steps to do, {args.processes} at a time", flush=True)
-    with ProcessPoolExecutor(args.processes, mp_context=get_context("spawn")) as pool:
-        runs = [
-            pool.submit(one_run, losses, seed, args.steps, args.images, args.runs, record)
-            for losses, seed, record in missing
-        ]
-        for done in as_completed(runs):
-            print(done.result(), flush=True)
-
-
-def spread(values: list[float]) -> str:
-    """Mean and sample deviation, in per cent."""
-    mean = f"{100 * statistics.mean(values):.1f}"
-    return f"{mean} ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else mean
+    jobs = [(losses, seed, args.steps, args.images, args.runs, record) for losses, seed, record in missing]
+    run_all(one_run, jobs, args.processes)
 
 
 def worth_table(output: Path, losses: list[str], seeds: list[int]) -> str:

@@ -17,7 +17,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from pages import put_into_page, table
+from evidence import put_into_page, table
 
 HERE = Path(__file__).parent
 PAGE = HERE / "vlm.md"
