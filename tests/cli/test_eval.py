@@ -17,7 +17,7 @@ NAMED = ["--model", "ViT-B-32", "--pretrained", "openai", "--dataset", "cifar10"
 
 
 def flags(*words: str) -> tuple[SieveConfig, Namespace]:
-    own, theirs = parse(command._parser(), [*NAMED, *words])
+    own, theirs = parse(command.eval_parser(), [*NAMED, *words])
     return sieve_config(own), theirs
 
 
@@ -134,8 +134,8 @@ def test_the_default_model_and_data_where_none_are_named(monkeypatch: pytest.Mon
     from tokensieve.tasks.clip import load
 
     monkeypatch.setattr(load, "default_dataset_root", lambda: "embedded")
-    _, theirs = parse(command._parser(), ["clip"][1:])
+    _, theirs = parse(command.eval_parser(), ["clip"][1:])
     assert (theirs.model, theirs.pretrained) == (["vit-s14-minilm"], ["tokensieve"])
     assert (theirs.dataset, theirs.dataset_root) == (["wds/cifar10-sample"], "embedded")
-    _, theirs = parse(command._parser(), ["--model", "ViT-B-16"])
+    _, theirs = parse(command.eval_parser(), ["--model", "ViT-B-16"])
     assert (theirs.model, theirs.pretrained) == (["ViT-B-16"], ["laion400m_e32"])

@@ -14,7 +14,7 @@ from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 
 __all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_reduction_flags", "add_seed_flags", "add_shared_flags", "parse",
-           "refuse_both", "sieve_config"]  # fmt: skip
+           "refuse_both", "sieve_config", "take_pairs"]  # fmt: skip
 
 # the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
@@ -79,7 +79,7 @@ def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
     if {"-h", "--help"} & set(argv):
         print(_help(ours, theirs))
         raise SystemExit(0)
-    bare, words = _take_pairs(argv)
+    bare, words = take_pairs(argv)
     file = ours.parse_known_args(words)[0].config
     words = [*(_file_words(file, ours, theirs, words) if file else []), *words]
     own, rest = ours.parse_known_args(words)
@@ -121,7 +121,7 @@ def _settle(own: Namespace, found: Namespace, defaults: dict[str, Any]) -> None:
         found.images = own.images  # beside clip_benchmark's own, so that it is part of what a result is of
 
 
-def _take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Bare KEY=VALUE words, and the rest. One right after a flag is that flag's value."""
     pairs: list[str] = []
     rest: list[str] = []

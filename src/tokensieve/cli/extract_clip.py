@@ -12,7 +12,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config
+from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config, take_pairs
 from tokensieve.cli.parser import budget, keep_number
 from tokensieve.errors import OptionError
 
@@ -60,14 +60,17 @@ def run(args: Namespace) -> int:
         raise OptionError("--model and --pretrained go together: give both, or neither for the embedded model")
     if args.merge is not None and args.merge.suffix != ".npy":
         raise OptionError(f"--merge {args.merge}: a name that ends in .npy")
-    if args.adapter is not None:
-        args.method_option = [*args.method_option, f"adapter={args.adapter}"]
+    pairs, data = take_pairs(args.data)
+    adapter = [] if args.adapter is None else [f"adapter={args.adapter}"]
+    args.method_option = [*args.method_option, *pairs, *adapter]
+    if not data:
+        raise OptionError("no data is named: give .tar files, a pattern or a folder")
     config = ExtractConfig(
         model=args.model or DEFAULT_MODEL, pretrained=args.pretrained or DEFAULT_PRETRAINED,
         reduction=sieve_config(args), normalize=args.normalize, dtype=args.dtype, amp=args.amp,
         batch_size=args.batch_size, workers=args.num_workers,
     )  # fmt: skip
-    shards = find_shards(args.data)
+    shards = find_shards(data)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("images", total=None)

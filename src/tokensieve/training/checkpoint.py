@@ -35,6 +35,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) 
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         save_file(tensors, part, metadata=about)
+        part.chmod(0o644)  # the writer makes it private
         with part.open("rb") as written:
             os.fsync(written.fileno())
         part.replace(path)

@@ -96,7 +96,7 @@ def wanted(tiny):
     images = [transform(Image.open(io.BytesIO(picture(number))).convert("RGB")) for number in range(TOTAL)]
     with torch.no_grad():
         plain = torch.cat([model.encode_image(image[None]) for image in images])
-        with tokensieve.attach(model, "sieve", keep=0.4):
+        with tokensieve.attach(model, "sieve", keep=0.4, proportional=0.0):
             reduced = torch.cat([model.encode_image(image[None]) for image in images])
     return plain, reduced
 
@@ -191,7 +191,18 @@ def test_features_are_those_of_the_images(tiny, big, wanted, tmp_path, capsys):
     keys, found = features_in(tmp_path / "plain")
     assert keys == [f"s{number:06d}" for number in range(TOTAL)]
     torch.testing.assert_close(found, wanted[0], rtol=1e-4, atol=1e-5)
-    words = ["--method", "sieve", "--keep", "0.4", "--normalize", "--dtype", "float16", "--merge", tmp_path / "all.npy"]
+    words = [
+        "--method",
+        "sieve",
+        "--keep",
+        "0.4",
+        "proportional=0.0",
+        "--normalize",
+        "--dtype",
+        "float16",
+        "--merge",
+        tmp_path / "all.npy",
+    ]
     assert extract(tiny, f"{big}/test/{{0..2}}.tar", "-o", tmp_path / "sieve", *words) == 0
     merged = np.load(tmp_path / "all.npy")
     assert merged.dtype == np.float16
@@ -269,6 +280,9 @@ def test_a_shard_that_is_cut_short_stops_no_other(tiny, big, tmp_path, capsys):
     assert said.count("\n") == 1
     assert "1.tar is cut short" in said
     assert "2 of 3 shards are done" in said
+    assert extract(tiny, tmp_path / "1.tar", "-o", tmp_path / "other", "--merge", tmp_path / "all.npy") == 2
+    assert not (tmp_path / "all.npy").exists()
+    capsys.readouterr()
     (tmp_path / "1.tar").write_bytes((big / "test" / "1.tar").read_bytes())
     assert extract(tiny, tmp_path, "-o", tmp_path / "out") == 0
     assert "7 images of this run, 3 of 3" in capsys.readouterr().out
@@ -298,6 +312,7 @@ def test_workers_and_processes_share_the_shards_out(tiny, big, tmp_path, monkeyp
         (["--dtype", "int8"], "--dtype int8"),
         (["--batch_size", "0"], "--batch_size 0"),
         (["--merge", "all.npz"], "ends in .npy"),
+        (["--method", "sieve", "--keep", "0.5", "foldd=1"], "foldd"),
         (["--model", "tiny-klip"], "--pretrained go together"),
         (["--model", "tiny-klip", "--pretrained", "x"], "tiny-clip"),
         (["--stict"], '"--strict"'),

@@ -7,18 +7,19 @@ for name, keys, features in load_features(Path("features")):    # (N, E), in the
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokensieve.errors import MissingMaterialError, OptionError, RecordError
+from tokensieve.errors import DataError, MissingMaterialError, OptionError, RecordError
 from tokensieve.tasks.clip.config import SieveConfig
 from tokensieve.tasks.clip.load import Loader, check_model
 from tokensieve.tasks.clip.session import Session
@@ -196,23 +197,32 @@ def merge_features(folder: Path, shards: Sequence[Shard], path: Path) -> int:
         raise OptionError(f"--merge {path}: a name that ends in .npy")
     files = [folder / f"{shard.name}{ENDING}" for shard in shards]
     lengths = [len(json.loads(_about(file)["keys"])) for file in files]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part, keys_part = path.with_name(f".{path.name}.part"), path.with_name(f".{path.name}.keys.part")
-    first = next(file for file, rows in zip(files, lengths, strict=True) if rows) if any(lengths) else files[0]
-    like = _features(first)
-    out = np.lib.format.open_memmap(part, "w+", like.numpy().dtype, (sum(lengths), like.shape[1]))
+    if not any(lengths):
+        raise DataError(f"--merge {path}: not one image of these shards could be read")
+    like = next(_features(file) for file, rows in zip(files, lengths, strict=True) if rows)
+    part, keys_part = (path.with_name(f".{path.name}.{os.getpid()}.{what}part") for what in ("", "keys."))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        out = np.lib.format.open_memmap(part, "w+", like.numpy().dtype, (sum(lengths), like.shape[1]))
+        with keys_part.open("w", encoding="utf-8") as lines:
+            _fill(out, lines, shards, files, lengths)
+        out.flush()
+        keys_part.replace(path.with_suffix(".keys.jsonl"))
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        keys_part.unlink(missing_ok=True)
+        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
+    return sum(lengths)
+
+
+def _fill(out: Any, lines: TextIO, shards: Sequence[Shard], files: Sequence[Path], lengths: Sequence[int]) -> None:
     row = 0
-    with keys_part.open("w", encoding="utf-8") as lines:
-        for shard, file, rows in zip(shards, files, lengths, strict=True):
-            if rows:
-                out[row : row + rows] = _features(file).numpy()
-            lines.writelines(json.dumps([shard.name, key]) + "\n" for key in json.loads(_about(file)["keys"]))
-            row += rows
-    out.flush()
-    del out
-    keys_part.replace(path.with_suffix(".keys.jsonl"))
-    part.replace(path)
-    return row
+    for shard, file, rows in zip(shards, files, lengths, strict=True):
+        if rows:
+            out[row : row + rows] = _features(file).numpy()
+        lines.writelines(json.dumps([shard.name, key]) + "\n" for key in json.loads(_about(file)["keys"]))
+        row += rows
 
 
 def _features(path: Path) -> Tensor:
