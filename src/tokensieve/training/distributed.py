@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokensieve.core.processes import rank, world_size
-from tokensieve.errors import OptionError, ProcessLostError
+from tokensieve.errors import MissingMaterialError, OptionError, ProcessLostError
 
 __all__ = [
     "average_gradients", "average_numbers", "first_alone", "from_first", "gather_in_turn", "gather_with_gradient",
@@ -40,8 +40,12 @@ def join(*, cpu: bool = False) -> torch.device:
     """
     cpu = cpu or not torch.cuda.is_available()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1 and world_size() == 1:
-        from accelerate import PartialState
-
+        try:
+            from accelerate import PartialState
+        except ImportError as error:
+            raise MissingMaterialError(
+                f"several processes need accelerate ({error}): install tokensieve[train]"
+            ) from None
         with _together():
             PartialState(cpu=cpu)
         if threading.current_thread() is threading.main_thread():
