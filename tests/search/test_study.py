@@ -17,7 +17,7 @@ import toy_search
 import yaml
 from toy_search import ACCURACY, MACS, SPACE, figures, runs_of, slow, toy
 
-from tokensieve.errors import OptionError, RecordError, UnknownNameError
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError
 from tokensieve.results.studies import read_study, study_table
 from tokensieve.search import Found, Parameter, run_search
 
@@ -234,6 +234,12 @@ def test_a_record_that_is_none(tmp_path) -> None:
     (tmp_path / "b.json").write_text('{"format": "other"}')
     with pytest.raises(RecordError, match="no record of a search"):
         read_study(tmp_path / "b.json")
+
+
+def test_without_optuna_one_line_says_what_to_install(tmp_path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(MissingMaterialError, match=r"pip install .tokensieve\[search\]."):
+        run_search(toy(tmp_path, quiet_run(tmp_path), 1))
 
 
 def test_optuna_reads_the_study_too(tmp_path) -> None:

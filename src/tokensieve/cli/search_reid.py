@@ -17,7 +17,6 @@ SPACE = {
     "sparse_ratio": {"low": 0.2, "high": 1.0, "step": 0.1},
     "beta": {"low": 0.0, "high": 0.5, "step": 0.05},
     "formula": ["paper", "convex"],
-    "flip": "bool",
     "after_neck": "bool",
 }
 ALIASES: dict[str, str] = {}
