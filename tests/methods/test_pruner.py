@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 import tokensieve
-from tokensieve.adapters.vlm.soft import Softness, SoftPass, attach_soft
+from tokensieve.adapters.vlm.soft import Softness, attach_soft
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods import make_method
 from tokensieve.methods.adapter_file import about_adapter, adapter_tensors
@@ -91,10 +91,8 @@ def test_the_trained_forward_is_the_one_that_prunes(attention) -> None:
     with attach_soft(tiny.model, method, Softness(tau=0.5)) as handle:
         soft = tiny.model(**inputs, use_cache=False).logits[:, -1]
         assert all(torch.equal(kept[layer], handle.kept[layer]) for layer in (-1, 2, 4))
-        assert handle.stats.tokens_per_layer == [36 + 8] * 6  # nothing leaves
+        assert handle.stats.tokens_per_layer == [18 + 8] * 6  # nothing leaves inside the language model
     assert torch.allclose(hard, soft, atol=1e-4)
-    with torch.no_grad(), attach_soft(tiny.model, method, Softness(tau=0.5)):  # nothing to learn: stage 1 is for good
-        assert torch.allclose(hard, tiny.model(**inputs, use_cache=False).logits[:, -1], atol=1e-4)
     with attach_soft(tiny.model, method, Softness(tau=0.5, straight_through=False)):
         relaxed = tiny.model(**inputs, use_cache=False).logits[:, -1]
     assert (relaxed - hard).abs().max() > 1e-2
@@ -112,30 +110,6 @@ def test_gradients_reach_every_part(attention) -> None:
             if not name.endswith("last.bias"):
                 assert parameter.grad.abs().sum() > 0, name
     assert all(p.grad is None for p in tiny.model.parameters())
-
-
-def test_what_stage_1_dropped_can_ask_to_come_back() -> None:
-    """The gradient of a dropped token's gate is the slope of the loss as the token begins to exist."""
-    tiny, (merger, _) = frozen(), networks()
-    inputs = tiny.prompts([ROWS[0]])
-    with attach_soft(tiny.model, Merger(adapter=merger), Softness(tau=0.5), keep=18) as handle:
-        loss = tiny.model(**inputs, use_cache=False).logits[0, -1].square().sum()
-        gate = handle.last.gate
-        (slope,) = torch.autograd.grad(loss, gate)
-        dropped = int((gate[0] < 0.5).nonzero()[0, 0])
-        whole = handle.last.exists.detach()
-    place, step = 3 + dropped, 1e-3  # three words before the image
-
-    class Nudged(SoftPass):
-        def _biased(self, kind, hidden):
-            self.exists = whole.clone()
-            self.exists[0, place] += step
-            return super()._biased(kind, hidden)
-
-    with attach_soft(tiny.model, Merger(adapter=merger), Softness(tau=0.5), keep=18) as handle:
-        handle.new_pass = lambda attachment: Nudged(attachment, Softness(tau=0.5))
-        nudged = tiny.model(**inputs, use_cache=False).logits[0, -1].square().sum()
-    assert ((nudged - loss) / step).item() == pytest.approx(slope[0, dropped].item(), rel=0.05)
 
 
 def test_an_answer_is_no_question() -> None:

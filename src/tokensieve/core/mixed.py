@@ -16,13 +16,10 @@ __all__ = ["MixedReduction"]
 class MixedReduction(Reduction):
     """Kept token k becomes the sum over all N tokens of mix[k, j] * x[j].
 
-    mix: (B, K, N), rows sum to 1; gradients flow through it. gate: (B, N), 1 for what is kept and 0 for the
-    rest, with the gradient of a keep probability, for those who train; None elsewhere. `into` stays None, and sizes
-    are not kept.
+    mix: (B, K, N), rows sum to 1; gradients flow through it. `into` stays None, and sizes are not kept.
     """
 
     mix: Tensor | None = None
-    gate: Tensor | None = None
 
     def apply(
         self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None

@@ -79,8 +79,7 @@ class TokenMerger(nn.Module):
         hard = torch.zeros_like(score, dtype=torch.bool).scatter(1, index, True)
         p = keep_probability(drawn, hard, self.temperature)
         mix = self.assign(x, index, torch.where(hard, p, p * self.blend.sigmoid()).clamp_min(_TINY))
-        gate = hard + (p - p.detach()) if torch.is_grad_enabled() else None
-        return MixedReduction(keep=index, scores=score, mix=mix, gate=gate)
+        return MixedReduction(keep=index, scores=score, mix=mix)
 
     def assign(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
         """(B, K, N) rows that sum to 1: weight_j * softmax over centres of q_j k_c / (sqrt(d) temperature), normed."""

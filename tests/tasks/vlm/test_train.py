@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 import tokensieve
+from tokensieve.adapters.vlm.stage1 import encode
 from tokensieve.errors import DataError, OptionError
 from tokensieve.tasks.vlm.base import save_small_llava
 from tokensieve.tasks.vlm.batches import FileQuestions, GeneratedQuestions, collate, scaled_down
@@ -17,7 +20,7 @@ from tokensieve.tasks.vlm.config import SMALL, parse_config
 from tokensieve.tasks.vlm.data import write_synthetic
 from tokensieve.tasks.vlm.discriminator import Discriminator
 from tokensieve.tasks.vlm.health import Health
-from tokensieve.tasks.vlm.losses import answer_positions, distill_loss, task_loss, temperature_at
+from tokensieve.tasks.vlm.losses import answer_positions, distill_loss, guide_loss, margins, task_loss, temperature_at
 from tokensieve.tasks.vlm.processor import PROMPT
 from tokensieve.tasks.vlm.train import VlmTask, all_right, answered, build_task, train_vlm
 
@@ -63,6 +66,54 @@ def test_losses_against_loops() -> None:
     p, q = teacher.softmax(1), logits.softmax(1)
     assert float(distill_loss(logits, teacher)) == pytest.approx(float((p * (p / q).log()).sum() / 3), rel=1e-4)
     assert float(distill_loss(logits, logits)) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_margins_and_guide_against_loops() -> None:
+    torch.manual_seed(0)
+    logits, answers = torch.randn(3, 4), torch.tensor([[1, 2], [0, -100]])
+    for i, token in enumerate([1, 2, 0]):
+        others = sum(math.exp(logits[i, j]) for j in range(4) if j != token)
+        assert float(margins(logits, answers)[i]) == pytest.approx(float(logits[i, token]) - math.log(others), rel=1e-4)
+    scores, matters = torch.randn(2, 5), torch.rand(2, 5)
+    matters[0, 2] = 0.0
+    wanted = 0.0
+    for row in range(2):
+        p, q = matters[row] / matters[row].sum(), scores[row].softmax(0)
+        wanted += sum(float(p[j] * (p[j] / q[j]).log()) for j in range(5) if p[j] > 0) / 2
+    assert float(guide_loss(scores, matters)) == pytest.approx(wanted, rel=1e-4)
+    assert float(guide_loss(matters[1:].log(), 7 * matters[1:])) == pytest.approx(0.0, abs=1e-6)
+    assert math.isfinite(float(guide_loss(scores, torch.zeros(2, 5))))
+
+
+def test_the_guide_is_the_slope_of_the_answers_margins(tiny, processor, tmp_path) -> None:
+    """Against a difference: one vision token's key a little louder for every query, in every layer."""
+    guided = task(tmp_path, tiny, processor, "merge_guide_weight=1")
+    batch = guided.questions.batch(0, 3)
+    encoded = encode(tiny.model, batch.pixels)
+    states, matters = guided._teacher(batch, encoded)
+    plain, nothing = task(tmp_path, tiny, processor)._teacher(batch, encoded)
+    assert nothing is None
+    assert torch.allclose(states, plain, atol=1e-4)
+    length, where = batch.ids.shape[1], batch.ids == tiny.config.image_token_id
+    embeds = tiny.get_input_embeddings()(batch.ids)
+    features = tiny.model.multi_modal_projector(encoded.tokens[:, encoded.prefix :])
+    embeds = embeds.masked_scatter(where.unsqueeze(-1), features)
+
+    @torch.no_grad()
+    def margin(bias):
+        mask = torch.full((3, 1, length, length), torch.finfo(torch.float32).min)
+        for b, q, k in itertools.product(range(3), range(length), range(length)):
+            if k <= q and batch.mask[b, k]:
+                mask[b, 0, q, k] = bias[b, k]
+        hidden = tiny.model.language_model(inputs_embeds=embeds, attention_mask=mask, use_cache=False)
+        return margins(tiny.lm_head(answer_positions(hidden.last_hidden_state, batch.answers)), batch.answers).sum()
+
+    for row, token in ((0, 0), (1, 5), (2, 100)):
+        place = where[row].nonzero()[token, 0]
+        up, down = torch.zeros(batch.ids.shape), torch.zeros(batch.ids.shape)
+        up[row, place], down[row, place] = 0.5, -0.5
+        slope = abs(float(margin(up) - margin(down)))
+        assert float(matters[row, token]) == pytest.approx(slope, rel=0.1, abs=2e-5)
 
 
 def test_batches_are_prompts_on_the_left_and_answers_on_the_right() -> None:
@@ -134,8 +185,6 @@ def test_soft_and_hard_are_the_same_answers(tmp_path, tiny, processor) -> None:
     for part in made.modules.values():
         part.eval()
     batch = made.questions.batch(0, 4)
-    from tokensieve.adapters.vlm.stage1 import encode
-
     with torch.no_grad():
         soft, _ = made._student(batch, encode(tiny.model, batch.pixels))
         split = batch.prompt_length
@@ -150,10 +199,8 @@ def test_soft_and_hard_are_the_same_answers(tmp_path, tiny, processor) -> None:
 def test_the_teacher_is_the_untouched_model(tmp_path, tiny, processor) -> None:
     made = task(tmp_path, tiny, processor)
     batch = made.questions.batch(0, 4)
-    from tokensieve.adapters.vlm.stage1 import encode
-
     with torch.no_grad():
-        found = made._teacher(batch, encode(tiny.model, batch.pixels))
+        found, _ = made._teacher(batch, encode(tiny.model, batch.pixels))
         whole = tiny.model(input_ids=batch.ids, attention_mask=batch.mask, pixel_values=batch.pixels).last_hidden_state
     assert torch.allclose(found, answer_positions(whole, batch.answers), atol=1e-4)
 

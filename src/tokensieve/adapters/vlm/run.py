@@ -268,10 +268,6 @@ class Pass:
         vision = self._at_base(self.layout.vision, stretch)
         return vision if stretch.valid is None else vision & stretch.valid
 
-    def merged(self, reduction: Reduction, tokens: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
-        """Stage 1 as it is carried out: (I, P+K, D) the tokens that go on, and (I, K) which of the N they are."""
-        return reduction.apply(tokens, prefix)[0], reduction.keep
-
     def asked(self, vision: Tensor, valid: Tensor | None) -> Tensor:
         """(B, L) bool: the question, see `question_mask`."""
         return question_mask(vision, valid)

@@ -1,10 +1,10 @@
 """A forward of a LLaVA model through which merger and pruners can be learned. Imports run, handle, core.
 
-What differs from a forward that prunes. No token leaves, neither at stage 1 (where what is kept takes in the others as
-ever) nor inside the language model: each cut multiplies every vision token's existence by a keep mask, and the layers
-from there on add the log of it to the token's key, for every query. A token that does not exist is seen by nobody,
-which is what dropping it does, while the gradient says what it would change if it did exist. Text that is an answer is
-no question: heads must not read in training what they will not be shown.
+What differs from a forward that prunes. Stage 1 is the same, tokens are merged for good. Inside the language model no
+token leaves: each cut multiplies every vision token's existence by a keep mask, and the layers from there on add the
+log of it to the token's key, for every query. A token that does not exist is seen by nobody, which is what dropping it
+does, while the gradient says what it would change if it did exist. Text that is an answer is no question: heads must
+not read in training what they will not be shown.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.adapters.vlm.handle import PROJECTOR, VlmAttachment, attach_vlm
+from tokensieve.adapters.vlm.handle import VlmAttachment, attach_vlm
 from tokensieve.adapters.vlm.run import Pass, Rotary, Stretch, marked_places
 from tokensieve.core.budget import Keep
 from tokensieve.core.gate import existence_bias, keep_gate, keep_probability
-from tokensieve.core.mixed import MixedReduction
-from tokensieve.core.reduction import Reduction
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.base import Method
 
@@ -49,7 +47,6 @@ class SoftPass(Pass):
         self.softness = softness
         self.alive: Tensor | None = None  # (B, L) bool: vision tokens that no cut has dropped
         self.exists: Tensor | None = None  # (B, L) float, 0 to 1
-        self.gate: Tensor | None = None  # (I, N) float, 0 or 1: what stage 1 keeps of each image, where that is learned
         self.probabilities: dict[int, Tensor] = {}  # layer -> (B, n) of the tokens that came to its head
 
     def asked(self, vision: Tensor, valid: Tensor | None) -> Tensor:
@@ -70,30 +67,6 @@ class SoftPass(Pass):
             raise OptionError("training needs prompts with equally many images")
         self.alive = vision if self.layout.valid is None else vision & self.layout.valid
         self.exists = torch.ones(hidden.shape[:2], device=hidden.device)
-        if self.gate is not None:
-            place = marked_places(self.alive, self.layout.left[0])
-            gate = self.gate.view(hidden.shape[0], -1)  # a prompt's images one after another
-            self.exists = self.exists.scatter(1, place, gate)
-            chosen = gate.detach() > 0.5
-            self.alive = self.alive.scatter(1, place, chosen)
-            self.stretches[-1].left = chosen.sum(dim=1).tolist()
-            self.kept[PROJECTOR] = marked_places(chosen, self.stretches[-1].left[0])
-            self.stretches[-1].mask = self._biased(self._kind(), hidden)
-
-    def _kind(self) -> str:
-        return str(self.attachment.inner.config.text_config._attn_implementation)
-
-    def merged(self, reduction: Reduction, tokens: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
-        """Where stage 1 is learned, what it does not keep stays as a token that nobody sees: only so does a gradient
-        say what it would have changed."""
-        gate = reduction.gate if isinstance(reduction, MixedReduction) else None
-        if gate is None or not gate.requires_grad:
-            return super().merged(reduction, tokens, prefix)
-        self.gate = gate
-        means = reduction.apply(tokens, prefix)[0][:, prefix:]
-        index = (reduction.keep + prefix).unsqueeze(-1).expand_as(means)
-        every = torch.arange(gate.shape[1], device=gate.device).expand(gate.shape[0], -1)
-        return tokens.scatter(1, index, means), every
 
     def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
         before = self.stretch_of(index - 1)

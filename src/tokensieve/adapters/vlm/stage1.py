@@ -127,9 +127,9 @@ def project(run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Ten
             reduction = method.reduce(view, keep)
         if reduction.extra is not None:
             raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
-        out, kept = run.merged(reduction, tokens, prefix)
+        out, _ = reduction.apply(tokens, prefix)
     run.reductions[-1] = [reduction]
-    _note(run, kept, reduction.scores, rows, n)
+    _note(run, reduction.keep, reduction.scores, rows, n)
     return cast(Tensor, model.multi_modal_projector(out[:, prefix:]))
 
 

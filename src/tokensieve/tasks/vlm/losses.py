@@ -11,6 +11,8 @@ __all__ = [
     "answer_positions",
     "discriminator_losses",
     "distill_loss",
+    "guide_loss",
+    "margins",
     "task_loss",
     "temperature_at",
 ]
@@ -41,6 +43,23 @@ def distill_loss(logits: Tensor, teacher: Tensor) -> Tensor:
     return F.kl_div(
         logits.float().log_softmax(-1), teacher.float().log_softmax(-1), reduction="batchmean", log_target=True
     )
+
+
+def margins(logits: Tensor, answers: Tensor) -> Tensor:
+    """(A,) by how much the right token's logit is above all others' together; logits (A, V), answers (B, T)."""
+    right = answers[answers != -100].unsqueeze(1)
+    others = logits.float().scatter(1, right, -torch.inf).logsumexp(dim=1)
+    return logits.float().gather(1, right).squeeze(1) - others
+
+
+def guide_loss(scores: Tensor, matters: Tensor) -> Tensor:
+    """KL from how much each token matters (I, N), not negative, to the softmax of scores (I, N), mean over images.
+
+    An image of which nothing matters counts as one of which all does.
+    """
+    share = matters + 1e-12 * matters.amax(dim=1, keepdim=True) + torch.finfo(matters.dtype).tiny
+    target = share / share.sum(dim=1, keepdim=True)
+    return F.kl_div(scores.float().log_softmax(-1), target.float(), reduction="batchmean")
 
 
 def discriminator_losses(real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:

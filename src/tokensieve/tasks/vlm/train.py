@@ -30,6 +30,8 @@ from tokensieve.tasks.vlm.losses import (
     answer_positions,
     discriminator_losses,
     distill_loss,
+    guide_loss,
+    margins,
     task_loss,
     temperature_at,
 )
@@ -99,28 +101,44 @@ class VlmTask:
             positions=None,
         )  # fmt: skip
 
-    def _teacher(self, batch: Batch, encoded: Any) -> Tensor:
-        """(A, D) hidden states of the untouched model that say the answers."""
+    @torch.no_grad()
+    def _teacher(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor | None]:
+        """(A, D) hidden states of the untouched model that say the answers. Where the merger is guided also (I, N): how
+        much each vision token matters to them.
+
+        That is the slope of the answers' margins, were the token seen a little more or less by all: its size, whatever
+        its sign. By its sign a choice is worse than a random one: what distracts a little now is what is counted next.
+        """
         inner = self.model.model
         embeds = inner.get_input_embeddings()(batch.ids)
         features = inner.multi_modal_projector(encoded.tokens[:, encoded.prefix :])
-        where = (batch.ids == self.model.config.image_token_id).unsqueeze(-1)
-        embeds = embeds.masked_scatter(where, features.to(embeds.dtype))
-        hidden = inner.language_model(inputs_embeds=embeds, attention_mask=batch.mask, use_cache=False)
-        return answer_positions(hidden.last_hidden_state, batch.answers)
+        where = batch.ids == self.model.config.image_token_id
+        embeds = embeds.masked_scatter(where.unsqueeze(-1), features.to(embeds.dtype))
+        mask, guided = batch.mask, self.config.method.merge_guide_weight > 0
+        bias = torch.zeros(batch.ids.shape, dtype=embeds.dtype, device=embeds.device, requires_grad=guided)
+        with torch.set_grad_enabled(guided):
+            if guided:
+                length = batch.ids.shape[1]
+                seen = torch.ones(length, length, dtype=torch.bool, device=bias.device).tril()
+                seen = seen & batch.mask.bool()[:, None, None, :]
+                mask = torch.where(seen, bias[:, None, None, :], torch.finfo(bias.dtype).min)
+            out = inner.language_model(inputs_embeds=embeds, attention_mask=mask, use_cache=False)
+            states = answer_positions(out.last_hidden_state, batch.answers)
+            if not guided:
+                return states, None
+            (slope,) = torch.autograd.grad(margins(self.model.lm_head(states), batch.answers).sum(), bias)
+        return states.detach(), slope[where].view(len(encoded.tokens), -1).abs()
 
-    def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor]:
-        """(A, D) hidden states of the pruned model that say the answers, and the merger's scores (B, N)."""
+    def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor | None]:
+        """(A, D) hidden states of the pruned model that say the answers, and the merger's scores (I, N); None where
+        nothing is merged."""
         handle = self.soft(batch.prompt())
         with handle:
             out = self.model.model(
                 input_ids=batch.ids, attention_mask=batch.mask, mm_encoder_outputs={"image": encoded}, use_cache=False
             )
             reductions = handle.last.reductions[-1] if handle.last is not None else []
-        scores = reductions[0].scores if reductions else None
-        if scores is None:  # nothing was merged
-            scores = torch.zeros(len(batch.ids), 1, device=batch.ids.device)
-        return answer_positions(out.last_hidden_state, batch.answers), scores
+        return answer_positions(out.last_hidden_state, batch.answers), reductions[0].scores if reductions else None
 
     # -- what the loop calls ----------------------------------------------------------------------------------------
 
@@ -139,8 +157,8 @@ class VlmTask:
         )
         with torch.no_grad():
             encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
-            wanted = m.adv_loss_weight or m.distill_loss_weight
-            real = self._teacher(batch, encoded) if wanted else None
+        wanted = m.adv_loss_weight or m.distill_loss_weight or m.merge_guide_weight
+        real, matters = self._teacher(batch, encoded) if wanted else (None, None)
         fake, scores = self._student(batch, encoded)
         logits = self.model.lm_head(fake)
         share = own_share(len(fake))  # what is a mean over answers' tokens, of which processes have different numbers
@@ -156,9 +174,13 @@ class VlmTask:
             losses["adv_loss"] = adversarial
             total = total + m.adv_loss_weight * adversarial
             scalars |= more
-        losses["merge_sparsity_loss"] = self.merger.sparsity(scores)
-        found[merging.PART] = total + m.merge_sparsity_weight * losses["merge_sparsity_loss"]
-        found[pruning.PART] = total
+        found[merging.PART] = found[pruning.PART] = total
+        if scores is not None:
+            losses["merge_sparsity_loss"] = self.merger.sparsity(scores)
+            found[merging.PART] = total + m.merge_sparsity_weight * losses["merge_sparsity_loss"]
+            if matters is not None:
+                losses["merge_guide_loss"] = guide_loss(scores, matters)
+                found[merging.PART] = found[merging.PART] + m.merge_guide_weight * losses["merge_guide_loss"]
         scalars = average_numbers(scalars | losses)
         self.done = step + 1
         self._log(step, scalars)
@@ -257,7 +279,8 @@ class VlmTask:
         self.health.step(values)
         if step % 10 == 0 or step + 1 == self.steps:
             groups = {
-                merging.PART: ("merge_sparsity_loss",), pruning.PART: ("adv_loss", "task_loss", "distill_loss"),
+                merging.PART: ("merge_sparsity_loss", "merge_guide_loss"),
+                pruning.PART: ("adv_loss", "task_loss", "distill_loss"),
                 _DISCRIMINATOR: ("real_loss", "fake_loss", "disc_prob_real", "disc_prob_fake"),
             }  # fmt: skip
             lines = [f"[Step {step}] Temperature: {values['temperature']:.3f} Losses:"]
