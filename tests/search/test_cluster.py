@@ -26,7 +26,10 @@ from tokensieve.tasks.clip import sweep_ray
 from tokensieve.tasks.clip.sweep import claimed
 from tokensieve.tasks.clip.sweep_ray import run_sweep_on_cluster
 
-pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (make setup)")
+pytestmark = [
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (make setup)"),
+    pytest.mark.xdist_group("ray"),  # one cluster, not one for each process of the tests
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -122,6 +125,22 @@ def test_what_does_not_fit_is_said_and_not_waited_for(tmp_path, ray, cpus, gpus,
     manager = {"cpus_per_subtask": cpus, "gpus_per_subtask": gpus or None}
     with pytest.raises(OptionError, match=words):
         run_search(by_ray(tmp_path, partial(toy_search.run, tmp_path, None), 1, manager=manager))
+
+
+def test_a_busy_machine_gets_a_second_chance_and_a_hopeless_one_a_line(monkeypatch) -> None:
+    def starting(*errors: str) -> Any:
+        left = list(errors)
+
+        def init(**_: Any) -> None:
+            if left:
+                raise Exception(left.pop(0))
+
+        return SimpleNamespace(init=init, shutdown=lambda: None)
+
+    clusters._init(starting("The current node timed out", "timed out"), {})
+    for errors in (["timed out"] * 3, ["no room"]):
+        with pytest.raises(MissingMaterialError, match="a Ray cluster cannot be started here"):
+            clusters._init(starting(*errors), {})
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch, tmp_path) -> None:

@@ -33,6 +33,7 @@ from tokensieve.search.settings import ManagerSettings
 __all__ = ["RETRIES", "Cluster", "connected", "lost", "run_on_cluster"]
 
 RETRIES = 3
+_STARTS = 3
 _STORE = 200 * 2**20  # bytes of shared memory of a cluster of one's own: settings and results are small
 
 
@@ -119,16 +120,29 @@ def _start(ray: Any, manager: ManagerSettings, common: Mapping[str, Any]) -> Non
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # workers find what this one finds
+    wanted = {
+        "address": "local", "num_cpus": cores, "include_dashboard": False, "object_store_memory": _STORE,
+        "_node_ip_address": "127.0.0.1", **gpus, **common,
+    }  # fmt: skip
     try:
-        ray.init(
-            address="local", num_cpus=cores, include_dashboard=False, object_store_memory=_STORE,
-            _node_ip_address="127.0.0.1", **gpus, **common,
-        )  # fmt: skip
+        _init(ray, wanted)
     finally:
         if before is None:
             del os.environ["PYTHONPATH"]
         else:
             os.environ["PYTHONPATH"] = before
+
+
+def _init(ray: Any, wanted: Mapping[str, Any]) -> None:
+    """Start a cluster. Ray gives its parts half a minute, which a busy machine may not keep to: then once more."""
+    for attempt in range(_STARTS):
+        try:
+            ray.init(**wanted)
+            return
+        except Exception as error:  # Ray has no class of its own for it
+            ray.shutdown()
+            if attempt + 1 == _STARTS or "timed out" not in str(error):
+                raise MissingMaterialError(f"a Ray cluster cannot be started here: {reason_of(error)}") from error
 
 
 def lost(ray: Any, error: Exception) -> str:

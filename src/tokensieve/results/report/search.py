@@ -102,7 +102,7 @@ def _summary(study: Study, done: Sequence[Study]) -> str:
     if len(study["objectives"]) == 1:
         best = study["trials"][study["best"][0]]
         return f"{', '.join(words)}. Sought: {aims}. Best: trial {best['number']}, {value_text(best['values'][0])}."
-    return f"{', '.join(words)}. Sought: {aims}. {len(study['best'])} of them are the Pareto front."
+    return f"{', '.join(words)}. Sought: {aims}. Trials of the Pareto front: {len(study['best'])}."
 
 
 def _label(study: Study, trial: Study) -> str:
@@ -188,7 +188,7 @@ def _slice(study: Study, done: Sequence[Study], name: str) -> Plot:
     else:
         choices = [value_text(v) for v in parameter.get("choices", (False, True))]
         x = Axis(-0.5, max(len(choices), 1) - 0.5, left, right)
-        room = max(2, 26 // len(choices))
+        room = max(2, 22 // len(choices))
         x.ticks.extend(
             (x.place(i), text if len(text) <= room else text[: room - 1] + "\u2026") for i, text in enumerate(choices)
         )
