@@ -31,7 +31,7 @@ run: $(DEMO)
 	$(BIN)/tokensieve demo -o runs/demo
 
 test: quality
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
 
 quality: setup
 	$(BIN)/ruff check src tests examples benchmarks

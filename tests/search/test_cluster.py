@@ -26,10 +26,7 @@ from tokensieve.tasks.clip import sweep_ray
 from tokensieve.tasks.clip.sweep import claimed
 from tokensieve.tasks.clip.sweep_ray import run_sweep_on_cluster
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (make setup)"),
-    pytest.mark.xdist_group("ray"),  # one cluster, not one for each process of the tests
-]
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed (make setup)")
 
 
 @pytest.fixture(scope="module", autouse=True)
