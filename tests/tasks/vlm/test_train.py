@@ -91,7 +91,7 @@ def test_the_guide_is_the_slope_of_the_answers_margins(tiny, processor, tmp_path
     batch = guided.questions.batch(0, 3)
     encoded = encode(tiny.model, batch.pixels)
     states, matters = guided._teacher(batch, encoded)
-    plain, nothing = task(tmp_path, tiny, processor)._teacher(batch, encoded)
+    plain, nothing = task(tmp_path, tiny, processor, "merge_guide_weight=0")._teacher(batch, encoded)
     assert nothing is None
     assert torch.allclose(states, plain, atol=1e-4)
     length, where = batch.ids.shape[1], batch.ids == tiny.config.image_token_id

@@ -148,21 +148,22 @@ class VlmConfig(Section):
 SMALL: dict[str, Any] = {
     "trainer_settings": {
         "dl_settings": {
-            "epochs": 1, "batch_size": 16, "eval_every": 250, "checkpoint_every": 250,
+            "epochs": 1, "batch_size": 16, "eval_every": 150, "checkpoint_every": 75,
             "optimizers": {
                 "token_merger": {"lr": 1e-3}, "layer_pruners": {"lr": 1e-3}, "discriminator": {"lr": 5e-4},
             },
         }
     },
     "method_settings": {
-        "merger_type": "question_aware", "merge_ratio": 0.5, "target_merge_tokens": 72, "merge_sparsity_weight": 1e-4,
-        "pruning_layers": [2, 4, 6], "pruner_keep": 0.75, "pruner_d_internal": 64, "pruner_num_heads": 4,
-        "pruner_type": "cross_attention", "temperature": 1.0, "temperature_min": 0.1, "temperature_anneal_rate": 0.5,
+        "merger_type": "question_aware", "merge_ratio": 0.6, "target_merge_tokens": 86, "merge_sparsity_weight": 1e-4,
+        "merge_guide_weight": 25.0, "pruning_layers": [2, 4, 6], "pruner_keep": 0.65, "pruner_d_internal": 64,
+        "pruner_num_heads": 4, "pruner_type": "cross_attention", "temperature": 1.0, "temperature_min": 0.1,
+        "temperature_anneal_rate": 0.2,
         "adv_loss_weight": 1.0, "task_loss_weight": 25.0, "distill_loss_weight": 25.0, "disc_reinit_prob": 0.01,
     },
     "manager_settings": {"mode": "single"},
     "backbone_settings": {"name": SMALL_LLAVA},
-    "dataset_settings": {"train": GENERATED, "val": GENERATED, "questions": 12800, "val_questions": 384},
+    "dataset_settings": {"train": GENERATED, "val": GENERATED, "questions": 7200, "val_questions": 384},
     "output_dir": "outputs",
 }  # fmt: skip
 
