@@ -19,7 +19,7 @@ from toy_search import ACCURACY, MACS, SPACE, figures, runs_of, slow, toy
 
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError
 from tokensieve.results.studies import read_study, study_table
-from tokensieve.search import Found, Parameter, run_search
+from tokensieve.search import Found, Objective, Parameter, run_search
 
 STUDIES = ["study.db", "study.log"]
 
@@ -137,6 +137,17 @@ def test_an_objective_that_no_run_has_stops_the_search_and_can_be_put_right(tmp_
     with pytest.raises(UnknownNameError, match=r"objective 'acuracy'.*mean .accuracy."):
         run_search(toy(tmp_path, quiet_run(tmp_path), 3, objectives=(wrong,)))
     assert len(ended(run_search(toy(tmp_path, quiet_run(tmp_path), 3)).record)) == 3
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_an_objective_that_is_put_right_has_its_own_direction(tmp_path, study) -> None:
+    wrong = Objective(metric="mac", direction="maximize")
+    with pytest.raises(UnknownNameError, match="objective 'mac'"):
+        run_search(toy(tmp_path, quiet_run(tmp_path), 6, (wrong,), study=study))
+    with pytest.raises(OptionError, match="holds another search"):  # a trial waits that has values of this space
+        run_search(toy(tmp_path, quiet_run(tmp_path), 6, (wrong,), space={"n": SPACE["n"]}, study=study))
+    record = run_search(toy(tmp_path, quiet_run(tmp_path), 6, (MACS,), study=study)).record
+    assert record["best"] == [min(record["trials"], key=lambda trial: trial["values"][0])["number"]]
 
 
 def test_the_same_values_are_not_run_twice(tmp_path) -> None:

@@ -41,11 +41,11 @@ def main(argv: Sequence[str]) -> int:
     if task not in TASKS:
         raise UnknownNameError(f"tokensieve search does not know {task!r}.{nearest(task, TASKS)}")
     args, rest = _parser(task).parse_known_args(words)
-    pairs = [word for word in rest if "=" in word and not word.startswith("-")]
-    rest = [word for word in rest if word not in pairs]
 
+    from tokensieve.cli.clip_flags import take_pairs
     from tokensieve.cli.search_eval import eval_search, task_of
 
+    pairs, rest = take_pairs(rest)
     config = _config(task, args)
     fixed = {**config.eval_settings, **task_of(task).given(rest), **option_pairs(pairs)}
     command = shlex.join(["tokensieve", "search", *argv])
@@ -94,7 +94,7 @@ def _config(task: str, args: Namespace) -> EvalSearchConfig:
     data = {"output_dir": f"runs/search-{task}", **data}
     for section, values in flags.items():
         said = {name: value for name, value in values.items() if value is not None}
-        if said:
+        if said and isinstance(data.get(section) or {}, dict):
             data = {**data, section: {**(data.get(section) or {}), **said}}
     manager = data.get("manager_settings") or {}
     data["manager_settings"] = {"mode": "optuna", **manager} if isinstance(manager, dict) else manager

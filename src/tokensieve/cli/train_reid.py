@@ -31,11 +31,11 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.reid.train import build_task, plan, train_reid
     from tokensieve.training.distributed import join, leave, rank
 
-    join()
     more = [*args.overrides, *([f"OUTPUT_DIR={args.output}"] if args.output else [])]
     config = load_config(args.config, more)
     if config.manager_settings.mode != "single" and not args.dry_run:
         return _search(args, more)
+    join()  # after a search had its turn: torch asks once which GPUs there are
     task = build_task(config)
     if rank() == 0:
         print(plan(task))

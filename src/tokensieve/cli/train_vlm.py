@@ -35,7 +35,6 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.vlm.train import build_task, plan_only, task_plan, train_vlm
     from tokensieve.training.distributed import join, leave, rank
 
-    join()
     if args.threads is not None:
         if args.threads < 1:
             raise OptionError(f"--threads {args.threads}: at least 1")
@@ -44,6 +43,7 @@ def run(args: Namespace) -> int:
     config = load_config(args.config, more)
     if config.manager_settings.mode != "single" and not args.dry_run:
         return _search(args, more)
+    join()  # after a search had its turn: torch asks once which GPUs there are
     if args.dry_run:
         if rank() == 0:
             print(plan_only(config))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from tokensieve.errors import RecordError
@@ -92,7 +93,8 @@ def study_table(record: Mapping[str, Any], most: int = 30) -> Table:
         note = _STATES.get(trial["state"], trial["state"])
         note = trial.get("error") or note
         note = note or ("as trial {twin_of}".format(**trial) if trial.get("twin_of") is not None else "")
-        table.add_row(str(trial["number"]), *cells, mark if trial["number"] in best else note)
+        cells.append(mark if trial["number"] in best else note)
+        table.add_row(str(trial["number"]), *map(escape, cells))
     if len(order) > most:
         table.caption = f"and {len(order) - most} more in the record"
     return table

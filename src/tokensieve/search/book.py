@@ -81,16 +81,22 @@ def open_book(
     check_writable(path)
     with _held(path):
         try:
-            study = optuna.create_study(
-                storage=_storage(path), study_name=_NAME, directions=[o.direction for o in objectives],
-                load_if_exists=True,
-            )  # fmt: skip
-            book = Book(study, settings, objectives, space)
+            storage = _storage(path)
+            book = Book(_study(storage, objectives), settings, objectives, space)
         except _storage_errors() as error:
             raise _no_study(path, error) from None
-        book.check(path, facts)
+        if not book.check(path, facts):
+            optuna.delete_study(study_name=_NAME, storage=storage)
+            book = Book(_study(storage, objectives), settings, objectives, space)
+            book.check(path, facts)
         book.take_up()
         yield book
+
+
+def _study(storage: Any, objectives: Sequence[Objective]) -> Any:
+    return import_optuna().create_study(
+        storage=storage, study_name=_NAME, directions=[o.direction for o in objectives], load_if_exists=True
+    )
 
 
 def _storage_errors() -> tuple[type[Exception], ...]:
@@ -161,17 +167,24 @@ class Book:
 
     # -- opening -------------------------------------------------------------------------------------------------------
 
-    def check(self, path: Path, facts: Mapping[str, Any]) -> None:
-        """Refuse to go on with a study of something else; one in which nothing has ended yet is taken over."""
+    def check(self, path: Path, facts: Mapping[str, Any]) -> bool:
+        """Refuse to go on with a study of something else.
+
+        False: nothing has ended in it, and only the objectives are others. It is to be made anew, since a study's
+        directions stay what they were.
+        """
         now: dict[str, Any] = json.loads(json.dumps(dict(facts)))
-        was = self.study.user_attrs.get("facts")
+        was: dict[str, Any] = self.study.user_attrs.get("facts", {})
         if was == now:
-            return
-        if was is not None and self.spent:
-            other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+            return True
+        other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
+        if self.trials and (self.spent or other != ["objectives"]):
             what = "; ".join(f"{name} was {_short(was.get(name))}, is {_short(now.get(name))}" for name in other)
-            raise OptionError(f"{path} holds another search ({what}): name another folder, or another study")
+            raise OptionError(f"{path} holds another search ({what}): name another folder")
+        if self.trials or [d.name.lower() for d in self.study.directions] != [o.direction for o in self.objectives]:
+            return False
         self.study.set_user_attr("facts", now)
+        return True
 
     def take_up(self) -> None:
         """Mark what was running as interrupted, and queue it again. Safe to be killed in, and to be repeated."""
@@ -300,7 +313,8 @@ def _pruner(settings: SearchSettings, objectives: int) -> Any:
 
 
 def _ended(trial: Any) -> bool:
-    return trial.state.name in ("COMPLETE", "PRUNED") or "error" in trial.user_attrs
+    attrs = trial.user_attrs
+    return trial.state.name in ("COMPLETE", "PRUNED") or ("error" in attrs and not attrs.get("interrupted"))
 
 
 def _origin(trial: Any) -> int:

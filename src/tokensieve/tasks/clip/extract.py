@@ -134,7 +134,7 @@ def _run(
 
 
 def _write(path: Path, shard: Shard, keys: list[str], found: list[Tensor], bad: list[tuple[str, str]]) -> None:
-    features = torch.cat(found).clone() if found else torch.zeros(0, 0)
+    features = torch.cat(found) if found else torch.zeros(0, 0)
     about = {
         "format": FORMAT,
         "shard": shard.name,
@@ -210,9 +210,10 @@ def merge_features(folder: Path, shards: Sequence[Shard], path: Path) -> int:
         keys_part.replace(path.with_suffix(".keys.jsonl"))
         part.replace(path)
     except OSError as error:
+        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
         part.unlink(missing_ok=True)
         keys_part.unlink(missing_ok=True)
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
     return sum(lengths)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import tarfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,9 +82,9 @@ def find_shards(words: Sequence[str]) -> list[Shard]:
         else:
             raise MissingMaterialError(f"{word}: there is no such file or folder")
     shards = [*_named(tars), *folders]
-    twice = [shard.name for shard in shards if [other.name for other in shards].count(shard.name) > 1]
-    if twice:
-        raise OptionError(f"two shards would be called {twice[0]}: give each of them once")
+    twice = next((name for name, count in Counter(shard.name for shard in shards).items() if count > 1), None)
+    if twice is not None:
+        raise OptionError(f"two shards would be called {twice}: give each of them once")
     return shards
 
 
@@ -112,11 +113,12 @@ def _there(paths: list[Path], word: str) -> list[Path]:
 
 def _named(tars: list[Path]) -> list[Shard]:
     """Called by their file's name; where two have the same, by their folders' names too."""
-    stems = [path.stem for path in tars]
+    stems = Counter(path.stem for path in tars)
     common = os.path.commonpath([path.resolve().parent for path in tars]) if tars else ""
     shards = []
-    for path, stem in zip(tars, stems, strict=True):
-        if stems.count(stem) > 1:
+    for path in tars:
+        stem = path.stem
+        if stems[stem] > 1:
             stem = "-".join(path.resolve().relative_to(common).with_suffix("").parts)
         shards.append(Shard(stem, path))
     return shards

@@ -135,10 +135,12 @@ def own_shards(shards: Sequence[Shard]) -> list[Shard]:
 
 
 def this_device() -> str:
-    """The GPU of this process, or the CPU."""
+    """The GPU of this process, from now on torch's "cuda" too, or the CPU."""
     if not torch.cuda.is_available():
         return "cpu"
-    return f"cuda:{int(os.environ.get('LOCAL_RANK', '0')) % torch.cuda.device_count()}"
+    index = int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count()
+    torch.cuda.set_device(index)  # clip_benchmark knows devices by their kind alone
+    return f"cuda:{index}"
 
 
 @dataclass

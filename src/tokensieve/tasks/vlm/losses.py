@@ -57,9 +57,10 @@ def guide_loss(scores: Tensor, matters: Tensor) -> Tensor:
 
     An image of which nothing matters counts as one of which all does.
     """
+    matters = matters.float()  # half precision's smallest numbers are as large as what matters
     share = matters + 1e-12 * matters.amax(dim=1, keepdim=True) + torch.finfo(matters.dtype).tiny
     target = share / share.sum(dim=1, keepdim=True)
-    return F.kl_div(scores.float().log_softmax(-1), target.float(), reduction="batchmean")
+    return F.kl_div(scores.float().log_softmax(-1), target, reduction="batchmean")
 
 
 def discriminator_losses(real: Tensor, fake: Tensor) -> tuple[Tensor, Tensor]:
