@@ -41,7 +41,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="of open_clip, or llava-1.5-7b, llava-1.5-13b, or a LLaVA's folder (default: ViT-L-14-336)")  # fmt: skip
     add("--images", type=number, default=1e6, metavar="N", help="how many; for a LLaVA, questions (default: 1e6)")
     add("--method", default="sieve", metavar="NAME", help="see `tokensieve methods` (default: sieve)")
-    add("--keep", type=budget, metavar="K", help="ratio or count at the end, or a list (default: 0.4)")
+    add(
+        "--keep",
+        type=budget,
+        metavar="K",
+        help="ratio or count at the end, or a list (default: 0.4, where no KEY=VALUE says more)",
+    )
     add("--keep_average", type=budget, metavar="K", help="instead: ratio or count on average over all layers")
     add("--at", type=blocks, metavar="BLOCKS", help="where tokens leave (default: the method's)")
     add("--schedule", metavar="NAME", help="how they leave over the depth (default: the method's)")
@@ -135,6 +140,8 @@ def _vlm_table(args: Namespace, rows: list[dict[str, Any]]) -> Table:
 def _sum_up(args: Namespace, rates: Rates, rows: list[dict[str, Any]]) -> None:
     """What is saved, and what all of it rests on."""
     before, after = rows
+    if args.batch is not None and "batch" in before and min(before["batch"], after["batch"]) < args.batch:
+        print(f"--batch {args.batch} does not fit: {before['batch']} without, {after['batch']} with")
     hours, dollars = before["gpu_hours"] - after["gpu_hours"], before["dollars"] - after["dollars"]
     word = "saved" if hours >= 0 else "lost"
     print(
@@ -155,7 +162,7 @@ def _sum_up(args: Namespace, rates: Rates, rows: list[dict[str, Any]]) -> None:
         lines += [
             f"{args.text} text tokens a question (--text), {args.answer} tokens an answer (--answer), fp16 or bf16",
             f"decoding gets {100 * rates.bandwidth_use:.0f} % of the bandwidth (--bandwidth_use)",
-            f"weights and cache fill {100 * rates.memory_use:.0f} % of the memory (--memory_use)",
+            f"weights and cache fill {100 * rates.memory_use:.0f} % of the memory (--memory_use), activations the rest",
             "prefill counts the vision tower, not what the method itself computes",
         ]
     else:

@@ -90,11 +90,12 @@ class _Job:
         batch = fits if self.batch is None else min(self.batch, fits)
         prefill = self.rates.reduced_seconds(macs, macs_full)
         step = self._step_seconds(vision, batch)
+        steps = self.answer - 1  # the prefill gives the first token
         return {
             "part": "vlm", "reduction": which, "vision_tokens": sum(vision) / len(vision), "prefill_tmacs": macs / 1e12,
             "prefill_ms": 1e3 * prefill, "kv_mb": whole / 1e6, "batch_fits": fits, "batch": batch,
             "decode_ms": 1e3 * step, "decode_tokens_per_second": batch / step,
-            **self.rates.hours_and_dollars(questions * (prefill + self.answer * step / batch)),
+            **self.rates.hours_and_dollars(questions * (prefill + steps * step / batch)),
         }  # fmt: skip
 
     def _step_seconds(self, vision: Sequence[float], batch: int) -> float:
