@@ -25,6 +25,7 @@ __all__ = [
     "FORMAT",
     "Record",
     "check_writable",
+    "differences",
     "hardware",
     "new_record",
     "read_json",
@@ -169,3 +170,17 @@ def read_record(path: str | Path) -> Record:
         odd = ", ".join(sorted(set(data) ^ set(fields)))
         raise RecordError(f"{path} is no run record of this version: {odd} missing or unknown")
     return Record(**data)
+
+
+def differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """ "a.b was 1, is 2" for everything in which two sets of settings differ, sections within sections."""
+    before, after = _flat(was), _flat(now)
+    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
+    return [f"{name} was {before.get(name)!r}, is {after.get(name)!r}" for name in names]
+
+
+def _flat(data: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        flat |= _flat(value, f"{lead}{name}.") if isinstance(value, Mapping) else {f"{lead}{name}": value}
+    return flat

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from tokensieve.errors import OptionError
+from tokensieve.results.record import differences
 from tokensieve.training.checkpoint import (
     checkpoints_in,
     latest,
@@ -268,8 +269,7 @@ class _Loop:
     def _take_up(self, path: Path) -> None:
         state = load_checkpoint(path)
         now, was = self._facts(), state["facts"]
-        other = [f"{k} was {was.get(k)!r}, is {now.get(k)!r}" for k in {**was, **now} if was.get(k) != now.get(k)]
-        if other:
+        if other := differences(was, now):
             raise OptionError(f"{path} is of a run with other settings: {'; '.join(other)}")
         for name, module in self.task.modules.items():
             module.load_state_dict(state["modules"][name])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError
+from tokensieve.results.record import differences
 
 __all__ = ["load_state", "refuse_other", "state_file"]
 
@@ -31,6 +32,5 @@ def load_state(path: Path) -> dict[str, Any]:
 
 def refuse_other(path: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise where a run had other settings, and name them."""
-    other = [f"{name} was {was.get(name)!r}, is {value!r}" for name, value in now.items() if was.get(name) != value]
-    if other:
+    if other := differences({name: was.get(name) for name in now}, now):
         raise OptionError(f"{path} is of a run with other settings: {'; '.join(other)}")

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokensieve.errors import DataError, OptionError
-from tokensieve.results.record import read_json, write_whole
+from tokensieve.results.record import differences, read_json, write_whole
 from tokensieve.tasks.clip.shards import IMAGES, Sample, Shard, read_shard
 
 __all__ = ["Parts", "Piece", "Tally", "own_shards", "pieces", "this_device"]
@@ -188,7 +188,7 @@ class Parts:
         now = json.loads(json.dumps(settings, default=str))
         if path.exists():
             was = read_json(path, "settings of a run")
-            other = _differences(was if isinstance(was, dict) else {}, now)
+            other = differences(was if isinstance(was, dict) else {}, now)
             if other:
                 raise OptionError(f"{folder} was begun with other settings: {'; '.join(other)}; name another folder")
         else:
@@ -208,16 +208,3 @@ class Parts:
                 f"{path} is of another {shard.name} (it had {was}, now {shard.mark}): delete it, or name another folder"
             )
         return True
-
-
-def _differences(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    before, after = _flat(was), _flat(now)
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return [f"{name} was {before.get(name)!r}, is {after.get(name)!r}" for name in names]
-
-
-def _flat(data: Mapping[str, Any], lead: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in data.items():
-        flat |= _flat(value, f"{lead}{name}.") if isinstance(value, Mapping) else {f"{lead}{name}": value}
-    return flat
