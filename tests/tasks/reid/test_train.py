@@ -118,7 +118,7 @@ def test_a_killed_command_goes_on_bit_equal(small, data, tmp_path):
 
 def test_another_configuration_cannot_be_resumed_with(small):
     train_reid(small())
-    with pytest.raises(OptionError, match="other settings: config.MODEL.SDTPS_BETA was 0.25, is 0.1$"):
+    with pytest.raises(OptionError, match=r"other settings: config\.MODEL\.SDTPS_BETA was 0\.25, is 0\.1$"):
         train_reid(small("MODEL.SDTPS_BETA=0.1"), resume=True)
     train_reid(small("DATALOADER.NUM_WORKERS=1"), resume=True)  # changes nothing that comes out
 
