@@ -31,7 +31,7 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def torchrun(*words: str, timeout: int = 120) -> subprocess.CompletedProcess[str]:
+def torchrun(*words: str, timeout: int = 600) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
     return subprocess.run(
         [*line, *words], env=ENV, capture_output=True, text=True, timeout=timeout, check=False, cwd=HERE
@@ -56,7 +56,7 @@ def runs(tmp_path_factory):
         together.torn(root, name, root / "from-one" / name)
     start.set()
     for process in both:
-        process.join(120)
+        process.join(600)
     assert [process.exitcode for process in both] == [0, 0]
     two = json.loads((root / "found.json").read_text())
     for name, (training, _) in together.TRAININGS.items():
@@ -110,8 +110,8 @@ def distance(one: Path, two: Path) -> float:
 def test_the_weights_are_the_same(runs, name):
     root, _, _ = runs
     one, two, torn = (root / folder / name / "last.safetensors" for folder in ("one", "two", "from-one"))
-    assert distance(one, two) < 1e-4
-    assert distance(one, torn) < 1e-4
+    assert distance(one, two) < 1e-3
+    assert distance(one, torn) < 1e-3
 
 
 def test_a_process_that_dies_ends_the_run_and_another_number_goes_on(runs, tmp_path, capsys):

@@ -425,7 +425,7 @@ def test_two_real_processes_share_the_shards(tiny, big, tmp_path, capfd):
     for process in both:
         process.start()
     for process in both:
-        process.join(60)
+        process.join(600)
     assert [process.exitcode for process in both] == [0, 0]
     assert extract(tiny, big / "test", "-o", tmp_path / "one") == 0
     one, two = features_in(tmp_path / "one"), features_in(tmp_path / "two")
