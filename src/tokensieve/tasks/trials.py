@@ -12,12 +12,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tokensieve.errors import OptionError
-from tokensieve.search import Found, ManagerSettings, Report
+from tokensieve.search import Found, ManagerSettings, Objective, Parameter, Report, Search
+from tokensieve.search.engine import Run
+from tokensieve.search.space import corners
+from tokensieve.settings import Section
 from tokensieve.training import FitResult, Task
 from tokensieve.training.checkpoint import checkpoints_in
 from tokensieve.training.loop import BEST, CHECKPOINTS
 
-__all__ = ["Train", "notes_of", "pairs_of", "refuse_processes", "trial_folder", "watched"]
+__all__ = ["SINGLE", "Train", "pairs_of", "training_search", "trial_folder", "watched"]
+
+SINGLE = ('manager_settings={"mode": "single"}', "search_settings={}")  # on top of a trial's settings
 
 
 class Train(Protocol):
@@ -36,7 +41,31 @@ def pairs_of(params: Mapping[str, Any]) -> list[str]:
     return [f"{name}={json.dumps(value)}" for name, value in params.items()]
 
 
-def refuse_processes() -> None:
+def training_search(
+    name: str, config: Any, output: str, space: Mapping[str, Parameter],
+    made: Callable[[Mapping[str, Any], Path], Section], run: Run, command: str,
+) -> Search:  # fmt: skip
+    """What to search; everything of it that can be checked is checked.
+
+    config: has manager_settings and search_settings, and under the name `output` the folder. space: where the settings
+    name none. made: the configuration of a trial from its values and its folder.
+    """
+    _refuse_processes()
+    settings, folder = config.search_settings, Path(getattr(config, output)).resolve()
+    space = settings.space or space
+    for params in corners(space):
+        made(params, folder)
+    sections = {"manager_settings", "search_settings"}
+    return Search(
+        name=name, settings=settings, manager=config.manager_settings,
+        objectives=settings.objectives or (Objective(metric="accuracy", direction="maximize"),), space=space,
+        folder=folder, run=run, facts={"config": config.model_dump(mode="json", exclude={*sections, output})},
+        final=lambda params: made(params, folder / "best").model_dump(mode="json", exclude=sections),
+        command=command, notes=_notes_of(config.manager_settings),
+    )  # fmt: skip
+
+
+def _refuse_processes() -> None:
     """A search under torchrun would run every trial in every process."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise OptionError(
@@ -44,7 +73,7 @@ def refuse_processes() -> None:
         )
 
 
-def notes_of(manager: ManagerSettings) -> list[str]:
+def _notes_of(manager: ManagerSettings) -> list[str]:
     """What the settings ask for that a trial does not do."""
     gpus = manager.gpus_per_subtask or 1
     return [f"note: gpus_per_subtask {gpus}: a trial is one process, which trains on the first of them"] * (gpus > 1)

@@ -8,14 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensieve.search import Found, Objective, Parameter, Report, Search
-from tokensieve.search.space import corners
+from tokensieve.search import Found, Parameter, Report, Search
 from tokensieve.tasks.reid.config import ReidConfig, parse_config
-from tokensieve.tasks.trials import notes_of, pairs_of, refuse_processes, trial_folder, watched
+from tokensieve.tasks.trials import SINGLE, pairs_of, training_search, trial_folder, watched
 
 __all__ = ["default_space", "reid_search", "reid_trial"]
-
-_SINGLE = ('manager_settings={"mode": "single"}', "search_settings={}")
 
 
 def default_space(config: ReidConfig) -> dict[str, Parameter]:
@@ -30,30 +27,17 @@ def default_space(config: ReidConfig) -> dict[str, Parameter]:
 
 
 def trial_config(data: Any, pairs: Sequence[str], params: Mapping[str, Any], folder: Path) -> ReidConfig:
-    return parse_config(data, [*pairs, *_SINGLE, *pairs_of(params), f"OUTPUT_DIR={folder}"])
+    return parse_config(data, [*pairs, *SINGLE, *pairs_of(params), f"OUTPUT_DIR={folder}"])
 
 
 def reid_search(data: Any, pairs: Sequence[str] = (), command: str = "") -> Search:
     """What to search, from the file's data and KEY=VALUE on top; everything of it that can be checked is checked."""
-    refuse_processes()
     config = parse_config(data, pairs)
-    folder = Path(config.OUTPUT_DIR).resolve()
-    space = config.search_settings.space or default_space(config)
-    for params in corners(space):
-        trial_config(data, pairs, params, folder)
-
-    def final(params: Mapping[str, Any]) -> Mapping[str, Any]:
-        best = trial_config(data, pairs, params, folder / "best")
-        return best.model_dump(mode="json", exclude={"manager_settings", "search_settings"})
-
-    settings = config.search_settings
-    return Search(
-        name=f"train reid, {config.DATASETS.NAMES}", settings=settings, manager=config.manager_settings,
-        objectives=settings.objectives or (Objective(metric="accuracy", direction="maximize"),), space=space,
-        folder=folder, run=partial(reid_trial, data, tuple(pairs), folder),
-        facts={"config": config.model_dump(mode="json", exclude={"manager_settings", "search_settings", "OUTPUT_DIR"})},
-        final=final, command=command, notes=notes_of(config.manager_settings),
-    )  # fmt: skip
+    run = partial(reid_trial, data, tuple(pairs), Path(config.OUTPUT_DIR).resolve())
+    made = partial(trial_config, data, pairs)
+    return training_search(
+        f"train reid, {config.DATASETS.NAMES}", config, "OUTPUT_DIR", default_space(config), made, run, command
+    )
 
 
 def reid_trial(

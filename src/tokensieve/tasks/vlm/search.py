@@ -8,14 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tokensieve.search import Found, Objective, Parameter, Report, Search
-from tokensieve.search.space import corners
-from tokensieve.tasks.trials import notes_of, pairs_of, refuse_processes, trial_folder, watched
+from tokensieve.search import Found, Parameter, Report, Search
+from tokensieve.tasks.trials import SINGLE, pairs_of, training_search, trial_folder, watched
 from tokensieve.tasks.vlm.config import VlmConfig, parse_config
 
 __all__ = ["default_space", "vlm_search", "vlm_trial"]
-
-_SINGLE = ('manager_settings={"mode": "single"}', "search_settings={}")
 
 
 def default_space(config: VlmConfig) -> dict[str, Parameter]:
@@ -38,30 +35,17 @@ def trial_config(data: Any, pairs: Sequence[str], params: Mapping[str, Any], fol
     names = {name.rsplit(".", 1)[-1] for name in params}
     alone = ["method_settings.target_merge_tokens=null"] if "merge_ratio" in names else []
     alone = [] if "target_merge_tokens" in names else alone
-    return parse_config(data, [*pairs, *_SINGLE, *alone, *pairs_of(params), f"output_dir={folder}"])
+    return parse_config(data, [*pairs, *SINGLE, *alone, *pairs_of(params), f"output_dir={folder}"])
 
 
 def vlm_search(data: Any, pairs: Sequence[str] = (), command: str = "") -> Search:
     """What to search, from the file's data and KEY=VALUE on top; everything of it that can be checked is checked."""
-    refuse_processes()
     config = parse_config(data, pairs)
-    folder = Path(config.output_dir).resolve()
-    space = config.search_settings.space or default_space(config)
-    for params in corners(space):
-        trial_config(data, pairs, params, folder)
-
-    def final(params: Mapping[str, Any]) -> Mapping[str, Any]:
-        best = trial_config(data, pairs, params, folder / "best")
-        return best.model_dump(mode="json", exclude={"manager_settings", "search_settings"})
-
-    settings = config.search_settings
-    return Search(
-        name=f"train vlm, {config.backbone_settings.name}", settings=settings, manager=config.manager_settings,
-        objectives=settings.objectives or (Objective(metric="accuracy", direction="maximize"),), space=space,
-        folder=folder, run=partial(vlm_trial, data, tuple(pairs), folder),
-        facts={"config": config.model_dump(mode="json", exclude={"manager_settings", "search_settings", "output_dir"})},
-        final=final, command=command, notes=notes_of(config.manager_settings),
-    )  # fmt: skip
+    run = partial(vlm_trial, data, tuple(pairs), Path(config.output_dir).resolve())
+    made = partial(trial_config, data, pairs)
+    return training_search(
+        f"train vlm, {config.backbone_settings.name}", config, "output_dir", default_space(config), made, run, command
+    )
 
 
 def vlm_trial(
