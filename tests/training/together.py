@@ -5,7 +5,6 @@ python together.py FOLDER      as one of several processes, in a folder that `pr
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 from pathlib import Path
@@ -159,18 +158,10 @@ def _agree() -> None:
     assert none.grad is None
 
 
-def warm() -> None:
-    """Import what the trainings import, so that processes forked from here need not."""
-    for name in ("accelerate", "torch.utils.tensorboard", "tokensieve.tasks.reid.train", "tokensieve.tasks.vlm.train",
-                 "tokensieve.tasks.clip.select", "tokensieve.tasks.clip.align", "tokensieve.testing",
-                 "transformers.models.llava.modeling_llava", "open_clip"):  # fmt: skip
-        importlib.import_module(name)
-
-
 def process(number: int, port: str, base: Path, start: Any) -> None:
     """One of two processes: waits for `start`, then trains all of them, whole, resumed and torn off."""
     torch.set_num_threads(1)
-    assert start.wait(120)  # nothing came: the tests were ended
+    assert start.wait(600)  # nothing came: the tests were ended
     os.environ |= {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": port}  # fmt: skip
     join()
