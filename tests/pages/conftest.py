@@ -50,3 +50,11 @@ def open_page(browser: Any) -> Opener:
         assert [line for line in said if not line.startswith(("file:", "data:"))] == []
 
     return opened
+
+
+@pytest.fixture(params=[(1280, "light"), (360, "light"), (1280, "dark"), (360, "dark")], ids=str)
+def opened(open_page: Opener, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """The module's `page_file` at both widths, light and dark."""
+    width, scheme = request.param
+    with open_page(page_file, width, scheme) as page:
+        yield page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,6 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "report.html"
     path.write_text(build_page("A report", eval_sections(runs), len(runs)), encoding="utf-8")
     return path
-
-
-@pytest.fixture(params=[(1280, "light"), (360, "light"), (1280, "dark"), (360, "dark")], ids=str)
-def opened(open_page: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    width, scheme = request.param
-    with open_page(page_file, width, scheme) as page:
-        yield page
 
 
 def test_the_section_fits_and_its_pictures_are_there(opened: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,6 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     path.write_text(build_page("A report", eval_sections([], None, studies), len(studies)), encoding="utf-8")
     return path
-
-
-@pytest.fixture(params=[(1280, "light"), (360, "light"), (1280, "dark"), (360, "dark")], ids=str)
-def opened(open_page: Any, page_file: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
-    width, scheme = request.param
-    with open_page(page_file, width, scheme) as page:
-        yield page
 
 
 def test_it_fits_and_nothing_is_drawn_outside(opened: Any) -> None:

@@ -95,7 +95,7 @@ def select(root: Path, folder: Path, resume: bool = False, stop: int | None = No
     return {"losses": losses, "judged": [{"loss": j.loss, "cosine": j.cosine} for j in judged]}
 
 
-class _Towers(nn.Module):
+class Towers(nn.Module):
     def __init__(self):
         super().__init__()
         self.visual = nn.Module()
@@ -115,7 +115,7 @@ def align(root: Path, folder: Path, resume: bool = False, stop: int | None = Non
     features = centres[owner] + 0.6 * torch.randn(405, 12, generator=g)
     text = words[text_owner] + 0.1 * torch.randn(12, 8, generator=g)
     config = task.AlignConfig(images=405, epochs=3, batch_size=64, lr=1e-2)
-    result = task.fit(_Towers(), features, owner, text, text_owner, config, folder / "a.state", resume, _ticker(stop))
+    result = task.fit(Towers(), features, owner, text, text_owner, config, folder / "a.state", resume, _ticker(stop))
     return {"losses": list(result.losses), "judged": [{"accuracy": result.held_out_accuracy, "epoch": result.epoch}]}
 
 

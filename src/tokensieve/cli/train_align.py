@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
+
+from tokensieve.cli.bars import bars
 
 EPILOG = """examples:
   tokensieve train align                                 10,500 images, half an hour on two cores, once
@@ -23,9 +26,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tokensieve.results.record import check_writable
     from tokensieve.tasks.clip.align import AlignConfig, align, save
     from tokensieve.tasks.clip.state import state_file
@@ -34,10 +34,9 @@ def run(args: Namespace) -> int:
     join(cpu=True)
     config = AlignConfig(images=args.images, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
     check_writable(args.output)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
-        task = progress.add_task("tower features", total=config.images)
-        result = align(config, lambda done: progress.update(task, advance=done), state_file(args.output), args.resume)
+    with bars({"tower features": config.images}) as shown:
+        tick = partial(shown.further, "tower features")
+        result = align(config, tick, state_file(args.output), args.resume)
     if rank() == 0:
         save(result, args.output, config)
         print(f"zero-shot on held-out training images: {100 * result.held_out_accuracy:.1f} % (epoch {result.epoch})")

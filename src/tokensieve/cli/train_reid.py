@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
+
+from tokensieve.cli.bars import bars
 
 EPILOG = """examples:
   tokensieve data reid-synthetic --layout rgbnt201 -o data/reid-synthetic
@@ -24,9 +27,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tokensieve.tasks.reid.config import load_config
     from tokensieve.tasks.reid.train import build_task, plan, train_reid
     from tokensieve.training.distributed import join, leave, rank
@@ -41,12 +41,10 @@ def run(args: Namespace) -> int:
         print(plan(task))
     if args.dry_run:
         return 0
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
-        bar = progress.add_task("training", total=config.SOLVER.MAX_STEPS)
+    with bars({"training": config.SOLVER.MAX_STEPS}) as shown:
         result = train_reid(
-            config, resume=args.resume, task=task, tell=progress.console.print if console.is_terminal else print,
-            tick=lambda step: progress.update(bar, completed=step),
+            config, resume=args.resume, task=task, tell=shown.tell,
+            tick=partial(shown.to, "training"),
         )  # fmt: skip
     best = f"best at step {result.best_step}, mAP {100 * (result.best_score or 0):.1f} % on held-back identities"
     if rank() == 0:

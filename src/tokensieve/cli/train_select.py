@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 
+from tokensieve.cli.bars import bars
 from tokensieve.cli.parser import keep_number
 from tokensieve.errors import OptionError
 
@@ -37,9 +39,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tokensieve.results.record import check_writable
     from tokensieve.tasks.clip.select import Photos, SelectConfig, default_subject, photos_in, train_select
     from tokensieve.training.distributed import first_alone, join, leave, rank
@@ -60,13 +59,10 @@ def run(args: Namespace) -> int:
     else:
         images, _ = first_alone(lambda: load_cifar10("train"))
         photos = Photos(images[_FIRST : _FIRST + (args.images or 2000)], transform)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
-        task = progress.add_task("training", total=config.steps)
+    with bars({"training": config.steps}) as shown:
         judged, _ = train_select(
             subject, photos, config, args.output, resume=args.resume, device=device,
-            tell=progress.console.print if console.is_terminal else print,
-            tick=lambda step: progress.update(task, completed=step),
+            tell=shown.tell, tick=partial(shown.to, "training"),
         )  # fmt: skip
     best = min(judged, key=lambda j: j.mean)
     if rank() == 0:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
+
+from tokensieve.cli.bars import bars
 
 EPILOG = """examples:
   tokensieve train vlm                                   the small model, on generated questions
@@ -27,8 +30,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
     from tokensieve.errors import OptionError
     from tokensieve.tasks.vlm.config import load_config
@@ -51,13 +52,10 @@ def run(args: Namespace) -> int:
     task = build_task(config)
     if rank() == 0:
         print(task_plan(task))
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=rank() > 0 or not console.is_terminal) as progress:
-        bar = progress.add_task("training", total=task.steps)
+    with bars({"training": task.steps}) as shown:
         result = train_vlm(
             config, resume=args.resume, task=task,
-            tell=progress.console.print if console.is_terminal else lambda line: print(line, flush=True),
-            tick=lambda step: progress.update(bar, completed=step),
+            tell=shown.tell, tick=partial(shown.to, "training"),
         )  # fmt: skip
     best = f"best at step {result.best_step}, accuracy_hard {100 * (result.best_score or 0):.1f} %"
     if rank() == 0:

@@ -6,6 +6,8 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from tokensieve.cli.bars import bars
+
 EPILOG = """examples:
   tokensieve train vlm-base                              an hour on one core, once
   tokensieve train vlm-base --blind -o runs/blind        what the wording alone gives away
@@ -31,8 +33,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     import torch
-    from rich.console import Console
-    from rich.progress import Progress
 
     from tokensieve.errors import OptionError
     from tokensieve.tasks.vlm.base import BaseConfig, train_base
@@ -49,14 +49,10 @@ def run(args: Namespace) -> int:
         seed=args.seed, tower_steps=args.tower_steps, tower_batch=args.tower_batch, steps=args.steps,
         batch=args.batch_size, each=args.each, lr=args.lr, every=args.every, blind=args.blind,
     )  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        totals = {"tower": config.tower_steps, "decoder": config.steps}
-        tasks = {name: progress.add_task(name, total=total) for name, total in totals.items()}
+    with bars({"tower": config.tower_steps, "decoder": config.steps}) as shown:
         train_base(
             config, folder, resume=args.resume,
-            tell=progress.console.print if console.is_terminal else lambda line: print(line, flush=True),
-            tick=lambda stage, step: progress.update(tasks[stage], completed=step),
+            tell=shown.tell, tick=shown.to,
         )  # fmt: skip
     print(f"model and processor: {folder / 'model'}")
     return 0

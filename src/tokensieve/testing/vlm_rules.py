@@ -14,6 +14,7 @@ import torch
 
 from tokensieve.adapters.attach import attach
 from tokensieve.methods.base import Method
+from tokensieve.testing.model_rules import snapshot
 from tokensieve.testing.vlm import TinyLlava
 
 __all__ = ["VLM_RULES"]
@@ -110,24 +111,16 @@ def _gradients(make: Make, tiny: TinyLlava) -> str | None:
     return None
 
 
-def _snapshot(model: Any) -> list[Any]:
-    found: list[Any] = [list(model.state_dict())]
-    for name, module in model.named_modules():
-        hooks = [len(v) for k, v in sorted(vars(module).items()) if k.endswith("_hooks") and v is not None]
-        found.append((name, type(module), sorted(vars(module)), hooks))
-    return found
-
-
 def _restored(make: Make, tiny: TinyLlava) -> str | None:
     prompts = tiny.prompts(ROWS)
     with torch.no_grad():
-        before, was = tiny.model(**prompts).logits, _snapshot(tiny.model)
+        before, was = tiny.model(**prompts).logits, snapshot(tiny.model)
         state = {k: v.clone() for k, v in tiny.model.state_dict().items()}
         for at in _places(make()):
             with attach(tiny.model, make(), keep=_budget(make(), tiny), at=at):
                 during = tiny.model(**prompts).logits
             after = tiny.model(**prompts).logits
-            if _snapshot(tiny.model) != was:
+            if snapshot(tiny.model) != was:
                 return f"at={at}: something of the attachment is left after removal"
             if any(not torch.equal(v, state[k]) for k, v in tiny.model.state_dict().items()):
                 return f"at={at}: a weight has another value after removal"

@@ -22,7 +22,7 @@ from tokensieve.training.checkpoint import (
     prune,
     save_checkpoint,
 )
-from tokensieve.training.distributed import average_gradients, average_numbers, from_first, rank, wait, world_size
+from tokensieve.training.distributed import average_gradients, average_numbers, from_first, rank, wait
 from tokensieve.training.schedule import warmup_cosine
 from tokensieve.training.task import Step, Task, Validation
 
@@ -255,7 +255,6 @@ class _Loop:
             scaler = self.accelerator.scaler
             state = {
                 "step": self.result.step,
-                "processes": world_size(),
                 "facts": self._facts(),
                 "modules": {name: dict(module.state_dict()) for name, module in self.task.modules.items()},
                 "optimisers": {name: o.state_dict() for name, o in self.task.optimisers.items()},

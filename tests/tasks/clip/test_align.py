@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from together import Towers
 from torch import nn
 
 from tokensieve.errors import OptionError
@@ -28,16 +29,6 @@ def test_loss_against_a_loop():
     assert loss == pytest.approx(total / 2, rel=1e-5)
 
 
-class _Towers(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.visual = nn.Module()
-        self.visual.proj = nn.Parameter(torch.zeros(12, 6))
-        self.text = nn.Module()
-        self.text.proj = nn.Linear(8, 6, bias=False)
-        self.logit_scale = nn.Parameter(torch.tensor(0.0))
-
-
 def test_separable_features_are_learned_and_the_result_repeats():
     g = torch.Generator().manual_seed(1)
     centres, words = torch.randn(4, 12, generator=g), torch.randn(4, 8, generator=g)
@@ -46,11 +37,11 @@ def test_separable_features_are_learned_and_the_result_repeats():
     text_owner = torch.arange(12) % 4
     text = words[text_owner] + 0.1 * torch.randn(12, 8, generator=g)
     config = align.AlignConfig(images=400, epochs=5, batch_size=64, lr=1e-2)
-    first, second = (align.fit(_Towers(), features, owner, text, text_owner, config) for _ in range(2))
+    first, second = (align.fit(Towers(), features, owner, text, text_owner, config) for _ in range(2))
     assert first.held_out_accuracy > 0.95
     assert set(first.state) == {"visual.proj", "text.proj.weight", "logit_scale"}
     assert all(torch.equal(first.state[k], second.state[k]) for k in first.state)
-    other = align.fit(_Towers(), features, owner, text, text_owner, align.AlignConfig(images=400, epochs=5, seed=1))
+    other = align.fit(Towers(), features, owner, text, text_owner, align.AlignConfig(images=400, epochs=5, seed=1))
     assert not torch.equal(other.state["visual.proj"], first.state["visual.proj"])
 
 

@@ -15,8 +15,8 @@ from tokensieve.results.report.runs import Run
 from tokensieve.results.report.words import Scale, scale_of, times
 
 __all__ = [
-    "Axis", "Layers", "Point", "Scatter", "Series", "axis_of", "layers", "pareto", "scatter", "series_of", "staircase",
-    "ticks",
+    "Axis", "Frame", "Layers", "Point", "Scatter", "Series", "axis_of", "layers", "pareto", "scatter", "series_of",
+    "staircase", "ticks",
 ]  # fmt: skip
 
 
@@ -58,7 +58,9 @@ class Series:
 
 
 @dataclass(frozen=True)
-class Scatter:
+class Frame:
+    """A plot before anything is drawn into it."""
+
     title: str
     x_title: str
     y_title: str
@@ -66,6 +68,10 @@ class Scatter:
     height: int
     x: Axis
     y: Axis
+
+
+@dataclass(frozen=True)
+class Scatter(Frame):
     series: list[Series]
     front: str  # the Pareto front as points of a line
     base: float | None  # where the unreduced model's accuracy lies

@@ -12,7 +12,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from tokensieve.results.report.charts import Axis, axis_of, pareto, staircase
+from tokensieve.results.report.charts import Axis, Frame, axis_of, pareto, staircase
 from tokensieve.results.report.page import render
 from tokensieve.results.studies import short_names, value_text
 
@@ -33,16 +33,9 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Plot:
+class Plot(Frame):
     """marks over axes. front: a line of points, what is best so far or at each cost; empty for none."""
 
-    title: str
-    x_title: str
-    y_title: str
-    width: int
-    height: int
-    x: Axis
-    y: Axis
     marks: list[Mark]
     front: str = ""
 
