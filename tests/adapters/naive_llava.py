@@ -33,7 +33,9 @@ def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
     return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
 
 
-def _attention(layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float) -> tuple[Tensor, Tensor]:
+def _attention(
+    layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float, louder: Tensor
+) -> tuple[Tensor, Tensor]:
     attn, heads = layer.self_attn, layer.self_attn.config.num_attention_heads
     x = _norm(x, layer.input_layernorm)
     q, k, v = (
@@ -45,7 +47,7 @@ def _attention(layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float) 
     groups = heads // k.shape[0]
     weights, out = [], []
     for h in range(heads):
-        logits = q[h] @ k[h // groups].T / attn.head_dim**0.5
+        logits = q[h] @ k[h // groups].T / attn.head_dim**0.5 + louder
         w = logits.masked_fill(~seen, float("-inf")).softmax(-1)
         weights.append(w)
         out.append(w @ v[h // groups])
@@ -53,22 +55,31 @@ def _attention(layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float) 
 
 
 def masked_decoder(
-    model, embeds: Tensor, gone: dict[int, Tensor], positions: Tensor | None = None
-) -> tuple[Tensor, list[Tensor]]:
+    model, embeds: Tensor, gone: dict[int, Tensor], positions: Tensor | None = None, *,
+    joins: dict[int, dict[int, int]] | None = None, size: Tensor | None = None, proportional: float = 1.0,
+) -> tuple[Tensor, list[Tensor]]:  # fmt: skip
     """Logits (L, V) of a prompt whose tokens gone[layer] (places) are invisible from that layer on; and the attention
-    maps (L, L) of all layers, mean over heads. Rows of tokens that are gone mean nothing."""
+    maps (L, L) of all layers, mean over heads. Rows of tokens that are gone mean nothing.
+
+    joins[layer]: of the tokens gone, the place that each is averaged into. size: (L,) what each token stands for.
+    """
     decoder = model.model.language_model
     theta = model.config.text_config.rope_parameters["rope_theta"]
     x, length = embeds.detach().double(), len(embeds)
     positions = torch.arange(length) if positions is None else positions
     seen = torch.ones(length, length).tril().bool()
+    size = torch.ones(length).double() if size is None else size.double().clone()
     maps = []
     for index, layer in enumerate(decoder.layers):
+        for place, into in (joins or {}).get(index, {}).items():
+            x, total = x.clone(), size[place] + size[into]
+            x[into] = (x[into] * size[into] + x[place] * size[place]) / total
+            size[into] = total
         if index in gone:
             seen = seen.clone()
             seen[:, gone[index]] = False
             seen |= torch.eye(length).bool()  # a row that is gone needs something to look at
-        out, weights = _attention(layer, x, positions, seen, theta)
+        out, weights = _attention(layer, x, positions, seen, theta, proportional * size.log())
         maps.append(weights)
         x = x + out
         y, mlp = _norm(x, layer.post_attention_layernorm), layer.mlp

@@ -16,10 +16,13 @@ __all__ = ["MixedReduction"]
 class MixedReduction(Reduction):
     """Kept token k becomes the sum over all N tokens of mix[k, j] * x[j].
 
-    mix: (B, K, N), rows sum to 1; gradients flow through it. `into` stays None, and sizes are not kept.
+    mix: (B, K, N), rows sum to 1; gradients flow through it. `into` stays None.
+    share: (B, K, N), columns sum to 1: how far each of the N belongs to each kept one, whatever its part in the mean.
+        Sizes follow it, with gradients. None: sizes are not kept.
     """
 
     mix: Tensor | None = None
+    share: Tensor | None = None
 
     def apply(
         self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None
@@ -29,6 +32,9 @@ class MixedReduction(Reduction):
             return out, new_size
         k, n = self.mix.shape[1:]
         mixed = torch.bmm(self.mix.to(x.dtype), x[:, prefix : prefix + n])
+        if self.share is not None:
+            stands = self.share.sum(dim=-1) if size is None else torch.einsum("bkn,bn->bk", self.share, size[:, :n])
+            new_size = stands if new_size is None else torch.cat([stands, new_size[:, k:]], dim=1)
         return torch.cat([out[:, :prefix], mixed, out[:, prefix + k :]], dim=1), new_size
 
     def slots(self, n: int) -> Tensor:

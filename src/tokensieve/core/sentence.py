@@ -32,16 +32,18 @@ class Sentence:
         valid: Tensor | None = None,
         past: int = 0,
         states: Callable[[Tensor], Tensor] | None = None,
+        louder: Tensor | None = None,
     ) -> None:
         """queries: (B, R) places -> (B, H, R, d), rotated. keys: () -> (B, G, S, d), rotated; H is a multiple of G.
 
         S = past + L: `past` keys of an earlier turn come first. vision: (B, N) and text: (B, T) places in 0..L-1;
         text_valid: (B, T), False where a row of the batch has fewer; last: (B,) the place of the last token.
         valid: (B, S), False for padding. None: all count. states: (B, R) places -> (B, R, D), the residual stream.
+        louder: (B, S) what the layer added to the logits of each key, for the tokens it stands for.
         """
         self._queries, self._keys, self.scale = queries, keys, scale
         self.vision, self.last, self.text, self.text_valid = vision, last, text, text_valid
-        self.valid, self.past, self._states = valid, past, states
+        self.valid, self.past, self._states, self.louder = valid, past, states, louder
 
     @property
     def keys(self) -> Tensor:
@@ -68,6 +70,8 @@ class Sentence:
         groups, length = k.shape[1], k.shape[2]
         logits = (q.reshape(batch, groups, -1, d) @ k.transpose(-1, -2)).view(batch, heads, count, length)
         logits = logits.float() * self.scale
+        if self.louder is not None:
+            logits = logits + self.louder[:, None, None, :]
         column = torch.arange(length, device=k.device)
         seen = column <= (rows + self.past).unsqueeze(-1)  # (B, R, S)
         if self.valid is not None:

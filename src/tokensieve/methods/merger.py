@@ -78,17 +78,19 @@ class TokenMerger(nn.Module):
         index = top(drawn.detach(), keep)
         hard = torch.zeros_like(score, dtype=torch.bool).scatter(1, index, True)
         p = keep_probability(drawn, hard, self.temperature)
-        mix = self.assign(x, index, torch.where(hard, p, p * self.blend.sigmoid()).clamp_min(_TINY))
-        return MixedReduction(keep=index, scores=score, mix=mix)
+        share = self.assign(x, index, p.gather(1, index))
+        weighed = share * torch.where(hard, p, p * self.blend.sigmoid()).clamp_min(_TINY).unsqueeze(1)
+        mix = weighed / weighed.sum(dim=-1, keepdim=True).clamp_min(1e-20)
+        return MixedReduction(keep=index, scores=score, mix=mix, share=share)
 
     def assign(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        """(B, K, N) rows that sum to 1: weight_j * softmax over centres of q_j k_c / (sqrt(d) temperature), normed."""
+        """(B, K, N) how far each token belongs to each centre: softmax over centres of q_j k_c / (sqrt(d) temperature),
+        a centre counting by its weight (B, K). Columns sum to 1."""
         normed = F.layer_norm(x.float(), x.shape[-1:])
         query, key = self.query(normed), take_tokens(self.key(normed), index)
         logits = (query @ key.transpose(1, 2)).float() / (self.inner**0.5 * self.temperature)  # (B, N, K)
-        share = (logits + weight.gather(1, index).log().unsqueeze(1)).softmax(dim=-1) * weight.unsqueeze(-1)
-        mix: Tensor = share / share.sum(dim=1, keepdim=True).clamp_min(1e-20)
-        return mix.transpose(1, 2)
+        share: Tensor = (logits + weight.clamp_min(_TINY).log().unsqueeze(1)).softmax(dim=-1)
+        return share.transpose(1, 2)
 
     def sparsity(self, score: Tensor) -> Tensor:
         """How far the mean keep probability is from the ratio, squared. score: (B, N)."""

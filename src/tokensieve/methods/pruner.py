@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core.budget import Keep
+from tokensieve.core.merge import fold
+from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.adapter_file import fill, read_adapter
@@ -76,12 +79,14 @@ class Pruner(Selector):
     """Before each of its layers a small head lets vision tokens look at the question's tokens, and keeps the best.
 
     The heads were trained by `tokensieve train vlm` (docs/vlm.md), each for its layer. Budgets are exact; without one,
-    they are what the training aimed at.
+    they are what the training aimed at. What is dropped is folded into the most similar token that stays, which weighs
+    as much more from there on: a language model that counts by how its attention is shared out still can.
 
     adapter: the file or folder that training wrote (or the networks themselves). It belongs to one model.
     """
 
     adapter: str | Path | LayerPruners = ""
+    fold: bool = True
     stages: ClassVar[tuple[str, ...]] = ("decoder",)
     schedule: ClassVar[str] = "geometric"
     differentiable: ClassVar[bool] = True
@@ -104,6 +109,13 @@ class Pruner(Selector):
 
     def own_keep(self) -> Keep:
         return self.network.counts(self.network.patches)
+
+    def reduce(self, view: TokenView, keep: int) -> Reduction:
+        index, scores = self.select(view, keep)
+        if not self.fold or keep == view.n:
+            return Reduction(keep=index, scores=scores)
+        # by the residual stream, without gradients: keys of a language model are turned by their positions
+        return fold(index, F.layer_norm(view.x.detach().float(), view.x.shape[-1:]), scores)
 
     def score(self, view: TokenView, keep: int) -> Tensor:
         if view.sentence is None:

@@ -35,6 +35,12 @@ ALL = DROPS | {
     "prumerge": ("prumerge", {"keep": 12}),
     "sparsevlm": ("sparsevlm", {"keep": 0.3}),
     "two_stage-merging": ("two_stage", {"keep": 0.25}),
+    "sieve": ("sieve", {"keep": 12}),
+    "divprune-fold": ("divprune", {"keep": [20, 9], "at": [1, 3], "fold": True}),
+    "two_stage-fold": (
+        "two_stage",
+        {"keep": 0.25, "first": "tome", "second": "fastv", "second_options": {"fold": True}},
+    ),
 }
 
 
@@ -92,6 +98,70 @@ def test_dropping_equals_masking_the_same_tokens(case, tiny, images) -> None:
     left = sorted(set(range(len(embeds))) - set(gone[max(gone)].tolist()))
     assert logits.shape[0] == len(left)
     assert (logits - wanted[left]).abs().max() < 1e-4 * wanted.abs().max()
+
+
+def folded_prompt(tiny, prompts, handle):
+    """What one image's reduced prompt is by loops: embeddings with what stage 1 averaged, sizes, joins by layer."""
+    model, inner = tiny.model, tiny.model.model
+    embeds, places = full_embeds(model, prompts["input_ids"], prompts["pixel_values"])
+    size, joins, kept = torch.ones(len(embeds)), {}, torch.arange(len(places))
+    for layer, (reduction,) in sorted(handle.last.reductions.items()):
+        slots = reduction.slots(len(kept))[0].tolist()
+        stay = reduction.keep[0].tolist()
+        if layer < 0:
+            prefix = 1 if model.config.vision_feature_select_strategy == "default" else 0
+            states = inner.vision_tower(prompts["pixel_values"], output_hidden_states=True).hidden_states
+            raw = states[model.config.vision_feature_layer][0, prefix:]
+            for slot, number in enumerate(stay):
+                members = [i for i in range(len(raw)) if slots[i] == slot]
+                mean = sum(raw[i] for i in members) / len(members)
+                embeds[places[number]] = inner.multi_modal_projector(mean)
+                size[places[number]] = len(members)
+        else:
+            joins[layer] = {
+                int(places[kept[i]]): int(places[kept[stay[slots[i]]]]) for i in range(len(kept)) if i not in stay
+            }
+        kept = kept[stay]
+    return embeds, places, size, joins
+
+
+@pytest.mark.parametrize("tiny", BOTH.values(), ids=list(BOTH))
+@pytest.mark.parametrize("case", ["sieve", "divprune-fold", "two_stage-fold"])
+def test_merged_tokens_weigh_what_they_stand_for_in_prefill_and_decoding(case, tiny) -> None:
+    prompts = tiny.prompts(ONE)
+    with torch.no_grad(), attach(tiny, case) as handle:
+        tokens, logits = generate(tiny, prompts, 4)
+        kept, weight = handle.kept, (handle.second or handle.first).proportional
+        embeds, places, size, joins = folded_prompt(tiny, prompts, handle)
+    if case == "two_stage-fold":
+        assert handle.first.proportional == weight
+    assert sum(map(len, joins.values())) + int((size > 1).sum()) > 5
+    for step in range(4):
+        more = {"size": size, "joins": joins, "proportional": weight}
+        wanted, _ = masked_decoder(tiny.model, embeds, gone_places(kept, places), **more)
+        assert (logits[0, step] - wanted[-1]).abs().max() < 1e-4 * wanted[-1].abs().max()
+        plain, _ = masked_decoder(tiny.model, embeds, gone_places(kept, places), **more | {"proportional": 0.0})
+        assert (logits[0, step] - plain[-1]).abs().max() > 1e-3 * wanted[-1].abs().max()
+        embeds = torch.cat([embeds, tiny.model.model.language_model.embed_tokens(tokens[0, step])[None]])
+        size = torch.cat([size, torch.ones(1)])
+
+
+def test_proportional_0_weighs_merged_tokens_as_one() -> None:
+    prompts = SDPA.prompts(ONE)
+    with torch.no_grad(), tokensieve.attach(SDPA.model, "tome", keep=20, proportional=0) as handle:
+        _, logits = generate(SDPA, prompts, 1)
+        embeds, places, size, _ = folded_prompt(SDPA, prompts, handle)
+        assert handle.last.stretch_of(0).louder is None
+    wanted, _ = masked_decoder(SDPA.model, embeds, gone_places(handle.kept, places), size=size, proportional=0.0)
+    assert (logits[0, 0] - wanted[-1]).abs().max() < 1e-4 * wanted[-1].abs().max()
+
+
+def test_flash_attention_cannot_weigh_and_says_so() -> None:
+    from tokensieve.adapters.vlm.memory import attention_mask
+    from tokensieve.errors import UnsupportedModelError
+
+    with pytest.raises(UnsupportedModelError, match="proportional=0"):
+        attention_mask("flash_attention_2", None, 4, 4, torch.zeros(1, 4, 8), torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("case", ["fastv", "divprune-1", "two_stage"])
@@ -210,7 +280,7 @@ def test_beams_score_what_the_masked_model_says(case) -> None:
 
 
 def test_beams_of_a_padded_batch_with_several_images_equal_their_singles() -> None:
-    for case in ("two_stage-merging", "pyramiddrop"):
+    for case in ("two_stage-merging", "two_stage-fold", "pyramiddrop"):
         with torch.no_grad(), attach(EAGER, case):
             batch = EAGER.model.generate(**EAGER.prompts(MIXED), max_new_tokens=5, num_beams=3, do_sample=False)
             for i, row in enumerate(MIXED):

@@ -86,34 +86,68 @@ def test_margins_and_guide_against_loops() -> None:
 
 
 def test_the_guide_is_the_slope_of_the_answers_margins(tiny, processor, tmp_path) -> None:
-    """Against a difference: one vision token's key a little louder for every query, in every layer."""
-    guided = task(tmp_path, tiny, processor, "merge_guide_weight=1")
+    """Against a difference: one vision token's key a little louder for every query, in every layer from one on."""
+    guided = task(tmp_path, tiny, processor, "prune_guide_weight=1")
     batch = guided.questions.batch(0, 3)
     encoded = encode(tiny.model, batch.pixels)
     states, matters = guided._teacher(batch, encoded)
     plain, nothing = task(tmp_path, tiny, processor, "merge_guide_weight=0")._teacher(batch, encoded)
-    assert nothing is None
+    assert not nothing
+    assert list(matters) == [-1, *guided.pruners.layers]
     assert torch.allclose(states, plain, atol=1e-4)
+    assert not any(layer._forward_pre_hooks for layer in tiny.model.language_model.layers)
     length, where = batch.ids.shape[1], batch.ids == tiny.config.image_token_id
     embeds = tiny.get_input_embeddings()(batch.ids)
     features = tiny.model.multi_modal_projector(encoded.tokens[:, encoded.prefix :])
     embeds = embeds.masked_scatter(where.unsqueeze(-1), features)
+    causal = torch.full((3, 1, length, length), torch.finfo(torch.float32).min)
+    for b, q, k in itertools.product(range(3), range(length), range(length)):
+        if k <= q and batch.mask[b, k]:
+            causal[b, 0, q, k] = 0.0
+    layers = tiny.model.language_model.layers
 
     @torch.no_grad()
-    def margin(bias):
-        mask = torch.full((3, 1, length, length), torch.finfo(torch.float32).min)
-        for b, q, k in itertools.product(range(3), range(length), range(length)):
-            if k <= q and batch.mask[b, k]:
-                mask[b, 0, q, k] = bias[b, k]
-        hidden = tiny.model.language_model(inputs_embeds=embeds, attention_mask=mask, use_cache=False)
+    def margin(bias, start):
+        louder = causal + bias[:, None, None, :]
+        hooks = [
+            layer.register_forward_pre_hook(
+                lambda *call: (call[1], call[2] | {"attention_mask": louder}), with_kwargs=True
+            )
+            for layer in layers[max(start, 0) :]
+        ]
+        hidden = tiny.model.language_model(inputs_embeds=embeds, attention_mask=causal, use_cache=False)
+        for hook in hooks:
+            hook.remove()
         return margins(tiny.lm_head(answer_positions(hidden.last_hidden_state, batch.answers)), batch.answers).sum()
 
-    for row, token in ((0, 0), (1, 5), (2, 100)):
+    for start, (row, token) in itertools.product(matters, ((0, 0), (1, 5), (2, 100))):
         place = where[row].nonzero()[token, 0]
         up, down = torch.zeros(batch.ids.shape), torch.zeros(batch.ids.shape)
         up[row, place], down[row, place] = 0.5, -0.5
-        slope = abs(float(margin(up) - margin(down)))
-        assert float(matters[row, token]) == pytest.approx(slope, rel=0.1, abs=2e-5)
+        slope = abs(float(margin(up, start) - margin(down, start)))
+        assert float(matters[start][row, token]) == pytest.approx(slope, rel=0.1, abs=2e-5)
+
+
+def test_pruners_are_guided_by_what_matters_of_the_tokens_that_came(tiny, processor, tmp_path) -> None:
+    """Numbers of tokens, by hand: each pruner sees what the one before it kept."""
+    guided = task(tmp_path, tiny, processor, "prune_guide_weight=1")
+    batch = guided.questions.batch(0, 3)
+    encoded = encode(tiny.model, batch.pixels)
+    _, matters = guided._teacher(batch, encoded)
+    guided.merger.eval()  # no noise on its choice
+    _, scored = guided._student(batch, encoded)
+    came = None
+    for layer in (-1, *guided.pruners.layers):
+        scores, numbers = scored[layer]
+        if came is not None:
+            assert torch.equal(numbers, came)
+        keep = guided.sizes.merged if layer < 0 else guided.counts[guided.pruners.layers.index(layer)]
+        best = scores.topk(keep, dim=1).indices.sort(dim=1).values
+        came = numbers.gather(1, best)
+    merged, pruned = guided._guides(matters, scored)
+    assert torch.allclose(merged, guide_loss(scored[-1][0], matters[-1]))
+    wanted = [guide_loss(scored[i][0], matters[i].gather(1, scored[i][1])) for i in guided.pruners.layers]
+    assert torch.allclose(pruned, torch.stack(wanted).mean())
 
 
 def test_batches_are_prompts_on_the_left_and_answers_on_the_right() -> None:

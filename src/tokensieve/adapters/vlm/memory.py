@@ -14,21 +14,22 @@ from torch import Tensor
 from tokensieve.adapters.vlm.stats import Stats
 from tokensieve.errors import UnsupportedModelError
 
-__all__ = ["Memory", "attention_mask", "check_cache", "join_valid", "past_length"]
+__all__ = ["Memory", "attention_mask", "check_cache", "join_louder", "join_valid", "past_length"]
 
 _NAME = "_tokensieve"
 
 
 class Memory:
-    """One generation: which cached keys count in each stretch of layers, and where its positions stand.
+    """One generation: which cached keys count in each stretch of layers and how much, and where its positions stand.
 
-    Rows need not follow a beam search's reordering: beams of one prompt have the same padding and the same count of
-    dropped tokens, and nothing else is remembered for a row.
+    Rows need not follow a beam search's reordering: beams of one prompt have the same padding, the same count of
+    dropped tokens and the same sizes of merged ones, and nothing else is remembered for a row.
     """
 
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.valid: dict[int, Tensor | None] = {}  # first layer of a stretch -> (B, keys) bool; None: all count
+        self.louder: dict[int, Tensor | None] = {}  # the same -> (B, keys) to add to a key's logits; None: nothing
         self.ahead: Tensor | None = None  # (B, 1) how far the next position is past the first layer's cached keys
         self.shift: Tensor | None = None  # (B, 1) how far positions were moved up by renumbering
 
@@ -75,23 +76,42 @@ def join_valid(
     return torch.cat([past[:, :before], new], dim=1)
 
 
-def attention_mask(kind: str, valid: Tensor | None, queries: int, keys: int, like: Tensor) -> Tensor | None:
+def join_louder(
+    past: Tensor | None, new: Tensor | None, batch: int, before: int, here: int, like: Tensor
+) -> Tensor | None:
+    """(B, before + here) what is added to the logits of the cached keys and of the new ones; None where nothing is."""
+    if past is None and new is None:
+        return None
+    past = torch.zeros(batch, before, device=like.device) if past is None else past[:, :before]
+    new = torch.zeros(batch, here, device=like.device) if new is None else new
+    return torch.cat([past, new], dim=1)
+
+
+def attention_mask(
+    kind: str, valid: Tensor | None, queries: int, keys: int, like: Tensor, louder: Tensor | None = None
+) -> Tensor | None:
     """The causal mask that an attention implementation wants for the last `queries` of `keys` tokens.
 
     kind: as transformers names it. valid: (B, keys), False for padding; None: all count. eager: (B, 1, Q, K) float, 0
-    or the lowest number. sdpa: bool, or None where causality alone says it. flash: `valid` as it is.
+    or the lowest number. sdpa: bool, or None where causality alone says it. flash: `valid` as it is. louder: (B, keys)
+    to add to the logits of each key, which flash cannot do; both others then get floats.
     """
     if "flash" in kind:
+        if louder is not None:
+            raise UnsupportedModelError(
+                f"attention implementation {kind!r} cannot weigh merged tokens by their size: give proportional=0, or "
+                "load the model with sdpa"
+            )
         return valid
     if kind not in ("sdpa", "eager"):
         raise UnsupportedModelError(f"attention implementation {kind!r}: reduced models know eager, sdpa and flash")
-    if kind == "sdpa" and valid is None and queries in (1, keys):
+    if kind == "sdpa" and valid is None and louder is None and queries in (1, keys):
         return None
     seen = torch.ones(queries, keys, dtype=torch.bool, device=like.device).tril(keys - queries)
     seen = seen.expand(like.shape[0], 1, -1, -1)
     if valid is not None:
         seen = seen & valid[:, None, None, :]
-    if kind == "sdpa":
+    if kind == "sdpa" and louder is None:
         return seen
-    zero = torch.zeros((), dtype=like.dtype, device=like.device)
-    return torch.where(seen, zero, torch.finfo(like.dtype).min)
+    bias = torch.zeros((), device=like.device) if louder is None else louder[:, None, None, :]
+    return torch.where(seen, bias.to(like.dtype), torch.finfo(like.dtype).min)

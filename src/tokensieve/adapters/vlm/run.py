@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tokensieve.adapters.vlm.memory import Memory, attention_mask, check_cache, join_valid, past_length
+from tokensieve.adapters.vlm.memory import Memory, attention_mask, check_cache, join_louder, join_valid, past_length
 from tokensieve.adapters.vlm.stats import Stats, timed
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.sentence import Sentence
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
+from tokensieve.methods.base import Method
 
 if TYPE_CHECKING:
     from tokensieve.adapters.vlm.handle import VlmAttachment
 
-__all__ = ["Layout", "Pass", "Stretch", "marked_places", "question_mask"]
+__all__ = ["Layout", "Pass", "Stretch", "louder_by", "marked_places", "question_mask"]
 
 Rotary = tuple[Tensor, Tensor]
 Found = tuple[list[int], Tensor, Tensor, Reduction | None]  # rows, their vision tokens' places, those kept, why
@@ -43,6 +44,11 @@ def question_mask(vision: Tensor, valid: Tensor | None) -> Tensor:
     last = (vision * place).amax(dim=1, keepdim=True)
     after = text & (place > last)
     return torch.where(after.any(dim=1, keepdim=True), after, text)
+
+
+def louder_by(method: Method, size: Tensor) -> Tensor | None:
+    """What attention adds to the logits of tokens that stand for `size` each: a method's `proportional` says."""
+    return size.log() * float(method.proportional) if method.proportional else None
 
 
 def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
@@ -71,6 +77,8 @@ class Layout:
     place: Tensor | None = None
     valid: Tensor | None = None
     gaps: bool = False
+    size: Tensor | None = None  # (B, L) patches each token stands for, where stage 1 averaged something
+    louder: Tensor | None = None  # (B, L) what attention adds to the logits of such a token's key
 
 
 @dataclass
@@ -88,6 +96,7 @@ class Stretch:
     left: list[int] = field(default_factory=list)
     mask: Tensor | None = None
     own_mask: bool = False
+    louder: Tensor | None = None  # (B, L') what is added to the logits of the new tokens' keys, for what they stand for
 
 
 class Pass:
@@ -98,6 +107,9 @@ class Pass:
         self.layout = Layout()
         self.memory = Memory(Stats())
         self.reductions: dict[int, list[Reduction]] = {}
+        self.merged: Tensor | None = (
+            None  # (I, K) what each token stands for after stage 1, where it averaged something
+        )
         self.kept: dict[int, Tensor] = {}  # -1: stage 1
         self.scores: dict[int, Tensor] = {}
         self.prefill = False
@@ -120,7 +132,7 @@ class Pass:
     ) -> tuple[Tensor, Stretch]:
         """Before layer `index`: cut if this is a place for it. The tokens that go on, and what belongs to them."""
         if index == 0 and not self.stretches:
-            self._start(hidden, mask, rotary, cache)
+            self._start(hidden, mask, rotary, cache, kind)
         if index in self.attachment.at:
             hidden = self._turn(index, hidden, cache, kind)
         stretch = self.stretch_of(index)
@@ -148,37 +160,35 @@ class Pass:
 
     # -- stretches ------------------------------------------------------------------------------------------------
 
-    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any) -> None:
+    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str) -> None:
         if cache is not None:
             check_cache(cache)
             self.memory.keep_on(cache)
-        self._embeds = hidden
-        self.stretches = {-1: Stretch(rotary, valid=self.layout.valid, left=self.layout.left, mask=mask)}
+        self._embeds, at = hidden, self.layout
+        stretch = Stretch(rotary, valid=at.valid, size=at.size, left=at.left, mask=mask, louder=at.louder)
+        self.stretches = {-1: stretch}
         if 0 not in self.attachment.at:
-            self._remember(0, self.stretches[-1], hidden, cache)
+            own = self._remember(0, stretch, hidden, cache, kind)
+            if self.memory.louder[0] is not None:
+                stretch.mask, stretch.own_mask = own, True
 
-    def _remember(self, start: int, stretch: Stretch, hidden: Tensor, cache: Any) -> Tensor | None:
-        """Note which keys of the layers from `start` on count."""
-        batch, here = hidden.shape[:2]
-        past = self.memory.valid.get(start)
-        keys = join_valid(past, stretch.valid, batch, past_length(cache, start), here, hidden)
-        self.memory.valid[start] = keys
-        return keys
+    def _remember(self, start: int, stretch: Stretch, hidden: Tensor, cache: Any, kind: str) -> Tensor | None:
+        """Note which keys of the layers from `start` on count, and how much. The mask that says so."""
+        memory, (batch, here), past = self.memory, hidden.shape[:2], past_length(cache, start)
+        memory.valid[start] = join_valid(memory.valid.get(start), stretch.valid, batch, past, here, hidden)
+        memory.louder[start] = join_louder(memory.louder.get(start), stretch.louder, batch, past, here, hidden)
+        return attention_mask(kind, memory.valid[start], here, past + here, hidden, memory.louder[start])
 
     def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
         """Begin the stretch of layer `index`, with fewer tokens where there are vision tokens to leave."""
         before = self.stretch_of(index - 1)
-        stretch = Stretch(before.rotary, before.base, before.valid, before.size, before.left)
+        stretch = Stretch(before.rotary, before.base, before.valid, before.size, before.left, louder=before.louder)
         if self.layout.vision is not None:
             hidden = self._cut(index, hidden, before, stretch)
         self.stretches[index] = stretch
-        keys = self._remember(index, stretch, hidden, cache)
-        past = past_length(cache, index)
-        untouched = stretch.base is None and not past and not before.own_mask
-        stretch.own_mask = not untouched
-        stretch.mask = before.mask if untouched else attention_mask(
-            kind, keys, hidden.shape[1], past + hidden.shape[1], hidden
-        )  # fmt: skip
+        own = self._remember(index, stretch, hidden, cache, kind)
+        stretch.own_mask = stretch.base is not None or before.own_mask or bool(past_length(cache, index))
+        stretch.mask = own if stretch.own_mask else before.mask
         return hidden
 
     def _count(self, index: int, hidden: Tensor, stretch: Stretch) -> None:
@@ -214,7 +224,11 @@ class Pass:
                 found.append((members, place, kept, reduction))
             self._note(index, before, found)
             after.left = [min(n, k) for n, k in zip(before.left, wanted, strict=True)]
-            return self._let_go(hidden, keep, before, after, size)
+            after.size, after.louder = size, before.louder
+            if size is not None and size is not before.size:
+                assert self.attachment.second is not None
+                after.louder = louder_by(self.attachment.second, size)
+            return self._let_go(hidden, keep, before, after)
 
     def _reduce(
         self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor, keep: int,
@@ -241,7 +255,7 @@ class Pass:
             size = whole.index_put((every.unsqueeze(1), kept), weights)
         return reduction, kept, hidden, size
 
-    def _let_go(self, hidden: Tensor, keep: Tensor, before: Stretch, after: Stretch, size: Tensor | None) -> Tensor:
+    def _let_go(self, hidden: Tensor, keep: Tensor, before: Stretch, after: Stretch) -> Tensor:
         """Gather all that belongs to the tokens that stay. Rows that lose more are filled up with tokens that no other
         sees, so that the batch stays rectangular."""
         stays = [int(hidden.shape[1]) - n + k for n, k in zip(before.left, after.left, strict=True)]
@@ -254,7 +268,8 @@ class Pass:
         after.base = index if before.base is None else before.base.gather(1, index)
         after.valid = valid
         after.rotary = _take_rotary(before.rotary, index)
-        after.size = None if size is None else size.gather(1, index)
+        after.size = None if after.size is None else after.size.gather(1, index)
+        after.louder = None if after.louder is None else after.louder.gather(1, index)
         return take_tokens(hidden, index)
 
     # -- what a method may look at --------------------------------------------------------------------------------
@@ -324,7 +339,8 @@ class Pass:
         layer, entered, rotary, cache = self._before[index]
         entered = _rows(entered, rows)
         cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
-        valid = self.memory.valid.get(max((at for at in (0, *self.attachment.at) if at < index), default=0))
+        start = max((at for at in (0, *self.attachment.at) if at < index), default=0)
+        valid, louder = self.memory.valid.get(start), self.memory.louder.get(start)
         past = 0
 
         def queries(where: Tensor) -> Tensor:
@@ -343,7 +359,8 @@ class Pass:
             last = (_rows(before.valid, rows) * torch.arange(length, device=entered.device)).amax(dim=1)
         return Sentence(
             queries, keys, scale=layer.sieve_scale(), vision=place, last=last,
-            valid=None if valid is None else _rows(valid, rows), past=past, **told,
+            valid=None if valid is None else _rows(valid, rows), past=past,
+            louder=None if louder is None else _rows(louder, rows), **told,
         )  # fmt: skip
 
     # -- what is noted --------------------------------------------------------------------------------------------

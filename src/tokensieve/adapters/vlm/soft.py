@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.adapters.vlm.handle import VlmAttachment, attach_vlm
-from tokensieve.adapters.vlm.run import Pass, Rotary, Stretch, marked_places
+from tokensieve.adapters.vlm.run import Pass, Rotary, Stretch, louder_by, marked_places
 from tokensieve.core.budget import Keep
-from tokensieve.core.gate import existence_bias, keep_gate, keep_probability
+from tokensieve.core.gate import existence_bias, fold_masses, keep_gate, keep_probability
+from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.base import Method
 
@@ -56,10 +57,10 @@ class SoftPass(Pass):
             valid = prompt if valid is None else valid & prompt
         return super().asked(vision, valid)
 
-    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any) -> None:
+    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str) -> None:
         if cache is not None:
             raise OptionError("training runs whole prompts: give use_cache=False")
-        super()._start(hidden, mask, rotary, cache)
+        super()._start(hidden, mask, rotary, cache, kind)
         vision = self.layout.vision
         if vision is None:
             raise OptionError("training needs prompts with an image")
@@ -70,19 +71,22 @@ class SoftPass(Pass):
 
     def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
         before = self.stretch_of(index - 1)
-        stretch = Stretch(before.rotary, before.base, before.valid, before.size, list(before.left), before.mask)
+        stretch = Stretch(
+            before.rotary, before.base, before.valid, before.size, list(before.left), before.mask, before.own_mask,
+            before.louder,
+        )  # fmt: skip
         wanted = {counts[index] for counts in self.layout.counts}
         if wanted and max(wanted) < before.left[0]:
-            self._weigh(index, hidden, before, stretch, wanted.pop())
-            stretch.mask = self._biased(kind, hidden)
+            hidden = self._weigh(index, hidden, before, stretch, wanted.pop())
+            stretch.mask, stretch.own_mask = self._biased(kind, hidden, stretch.louder), True
         else:
             self._note_all(index, before)
         self.stretches[index] = stretch
         return hidden
 
-    def _weigh(self, index: int, hidden: Tensor, before: Stretch, after: Stretch, keep: int) -> None:
+    def _weigh(self, index: int, hidden: Tensor, before: Stretch, after: Stretch, keep: int) -> Tensor:
         """Let the method choose among the tokens that are left, as it would in pruning; gradients reach the method's
-        own parameters, not what it looked at."""
+        own parameters, not what it looked at. The tokens, with what was folded into them."""
         method, tau = self.attachment.second, self.softness.tau
         assert method is not None
         assert self.alive is not None
@@ -99,9 +103,25 @@ class SoftPass(Pass):
         self.alive = self.alive.scatter(1, place, hard)
         after.left = [keep] * hidden.shape[0]
         self._note(index, before, [(list(range(hidden.shape[0])), place, place.gather(1, reduction.keep), reduction)])
+        return hidden if reduction.into is None else self._folded(hidden, after, place, reduction, mask)
 
-    def _biased(self, kind: str, hidden: Tensor) -> Tensor:
-        """(B, 1, L, L) float: causal, without padding, and the log of how far each key exists."""
+    def _folded(self, hidden: Tensor, after: Stretch, place: Tensor, reduction: Reduction, mask: Tensor) -> Tensor:
+        """Each dropped token, as far as its mask (B, n) drops it, averaged into the kept one that takes it in."""
+        assert reduction.drop is not None
+        assert reduction.into is not None
+        assert self.attachment.second is not None
+        size = torch.ones(hidden.shape[:2], device=hidden.device) if after.size is None else after.size
+        kept, gone = place.gather(1, reduction.keep), place.gather(1, reduction.drop)
+        mass = (1.0 - mask.gather(1, reduction.drop)) * size.gather(1, gone)
+        means, total = fold_masses(
+            take_tokens(hidden, kept), size.gather(1, kept), take_tokens(hidden, gone), mass, reduction.into
+        )
+        after.size = size.scatter(1, kept, total)
+        after.louder = louder_by(self.attachment.second, after.size)
+        return hidden.scatter(1, kept.unsqueeze(-1).expand_as(means), means)
+
+    def _biased(self, kind: str, hidden: Tensor, louder: Tensor | None) -> Tensor:
+        """(B, 1, L, L) float: causal, without padding, the log of how far each key exists, and what it stands for."""
         if kind not in ("sdpa", "eager"):
             raise UnsupportedModelError(f"attention implementation {kind!r}: training knows sdpa and eager")
         assert self.exists is not None
@@ -109,7 +129,8 @@ class SoftPass(Pass):
         seen = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril().expand(len(hidden), 1, -1, -1)
         if self.layout.valid is not None:
             seen = seen & self.layout.valid[:, None, None, :]
-        bias = existence_bias(self.exists, _NOTHING)[:, None, None, :].to(hidden.dtype)
+        bias = existence_bias(self.exists, _NOTHING)
+        bias = (bias if louder is None else bias + louder)[:, None, None, :].to(hidden.dtype)
         return torch.where(seen, bias, torch.finfo(hidden.dtype).min)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensieve.adapters.vlm.run import Layout, Pass, marked_places
+from tokensieve.adapters.vlm.run import Layout, Pass, louder_by, marked_places
 from tokensieve.adapters.vlm.stats import now, timed
 from tokensieve.core.reduction import take_tokens
 from tokensieve.core.view import TokenView
@@ -127,7 +127,7 @@ def project(run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Ten
             reduction = method.reduce(view, keep)
         if reduction.extra is not None:
             raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
-        out, _ = reduction.apply(tokens, prefix)
+        out, run.merged = reduction.apply(tokens, prefix)
     run.reductions[-1] = [reduction]
     _note(run, reduction.keep, reduction.scores, rows, n)
     return cast(Tensor, model.multi_modal_projector(out[:, prefix:]))
@@ -212,4 +212,8 @@ def shorten(run: Pass, prompt: Prompt, features: Tensor, rows: list[int], patche
         vision=left, origin=origin.gather(1, index), left=[images * k for images in rows], place=index,
         gaps=not renumber,
     )  # fmt: skip
+    if run.merged is not None:
+        assert run.attachment.first is not None
+        run.layout.size = torch.ones(left.shape, device=left.device).masked_scatter(left, run.merged.float())
+        run.layout.louder = louder_by(run.attachment.first, run.layout.size)
     return Prompt(embeds, left, attention, positions.gather(1, index))

@@ -93,7 +93,8 @@ def make_plan(
         "parameters": ", ".join(f"{name} {count:,}" for name, count in counts.items()),
         "losses": f"task {m.task_loss_weight:g}, adversarial {m.adv_loss_weight:g}, distillation "
         f"{m.distill_loss_weight:g}, merge sparsity {m.merge_sparsity_weight:g}"
-        + (f", merge guide {m.merge_guide_weight:g}" if m.merge_guide_weight else ""),
+        + (f", merge guide {m.merge_guide_weight:g}" if m.merge_guide_weight else "")
+        + (f", prune guide {m.prune_guide_weight:g}" if m.prune_guide_weight else ""),
         "temperature": f"{m.temperature:g} -> {m.temperature_min:g} over the first {m.temperature_anneal_rate:g} of "
         "the steps",
         "steps": "unknown without data" if steps is None else f"{steps} of {config.dl.batch_size} questions",

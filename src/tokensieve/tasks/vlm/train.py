@@ -24,6 +24,7 @@ from tokensieve.tasks.vlm.backbone import Sizes, build_networks, empty_model, lo
 from tokensieve.tasks.vlm.batches import Batch, FileQuestions, GeneratedQuestions, Questions
 from tokensieve.tasks.vlm.config import GENERATED, VlmConfig
 from tokensieve.tasks.vlm.discriminator import Discriminator
+from tokensieve.tasks.vlm.guide import answer_slopes
 from tokensieve.tasks.vlm.health import Health
 from tokensieve.tasks.vlm.losses import (
     adversarial_loss,
@@ -31,7 +32,6 @@ from tokensieve.tasks.vlm.losses import (
     discriminator_losses,
     distill_loss,
     guide_loss,
-    margins,
     task_loss,
     temperature_at,
 )
@@ -102,43 +102,54 @@ class VlmTask:
         )  # fmt: skip
 
     @torch.no_grad()
-    def _teacher(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor | None]:
-        """(A, D) hidden states of the untouched model that say the answers. Where the merger is guided also (I, N): how
-        much each vision token matters to them.
+    def _teacher(self, batch: Batch, encoded: Any) -> tuple[Tensor, dict[int, Tensor]]:
+        """(A, D) hidden states of the untouched model that say the answers. Where merger or pruners are guided also, by
+        the layer from which on a token may be missing, -1 for the merger: (B, V) how much each vision token matters.
 
         That is the slope of the answers' margins, were the token seen a little more or less by all: its size, whatever
         its sign. By its sign a choice is worse than a random one: what distracts a little now is what is counted next.
         """
-        inner = self.model.model
+        inner, m = self.model.model, self.config.method
         embeds = inner.get_input_embeddings()(batch.ids)
         features = inner.multi_modal_projector(encoded.tokens[:, encoded.prefix :])
         where = batch.ids == self.model.config.image_token_id
         embeds = embeds.masked_scatter(where.unsqueeze(-1), features.to(embeds.dtype))
-        mask, guided = batch.mask, self.config.method.merge_guide_weight > 0
-        bias = torch.zeros(batch.ids.shape, dtype=embeds.dtype, device=embeds.device, requires_grad=guided)
-        with torch.set_grad_enabled(guided):
-            if guided:
-                length = batch.ids.shape[1]
-                seen = torch.ones(length, length, dtype=torch.bool, device=bias.device).tril()
-                seen = seen & batch.mask.bool()[:, None, None, :]
-                mask = torch.where(seen, bias[:, None, None, :], torch.finfo(bias.dtype).min)
-            out = inner.language_model(inputs_embeds=embeds, attention_mask=mask, use_cache=False)
-            states = answer_positions(out.last_hidden_state, batch.answers)
-            if not guided:
-                return states, None
-            (slope,) = torch.autograd.grad(margins(self.model.lm_head(states), batch.answers).sum(), bias)
-        return states.detach(), slope[where].view(len(encoded.tokens), -1).abs()
+        if not (m.merge_guide_weight or m.prune_guide_weight):
+            out = inner.language_model(inputs_embeds=embeds, attention_mask=batch.mask, use_cache=False)
+            return answer_positions(out.last_hidden_state, batch.answers), {}
+        states, slopes = answer_slopes(self.model, embeds, batch)
+        slopes = slopes[:, where].view(len(slopes), len(batch.ids), -1)
+        return states, {layer: slopes[max(layer, 0) :].sum(dim=0).abs() for layer in (-1, *self.pruners.layers)}
 
-    def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, Tensor | None]:
-        """(A, D) hidden states of the pruned model that say the answers, and the merger's scores (I, N); None where
-        nothing is merged."""
+    def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
+        """(A, D) hidden states of the pruned model that say the answers; and by layer, -1 for the merger, the scores
+        (B, n) of the vision tokens that came to it, and their numbers (B, n). The merger's scores are (I, N).
+        """
         handle = self.soft(batch.prompt())
         with handle:
             out = self.model.model(
                 input_ids=batch.ids, attention_mask=batch.mask, mm_encoder_outputs={"image": encoded}, use_cache=False
             )
-            reductions = handle.last.reductions[-1] if handle.last is not None else []
-        return answer_positions(out.last_hidden_state, batch.answers), reductions[0].scores if reductions else None
+            assert handle.last is not None
+            vision = self.sizes.patches * len(encoded.tokens) // len(batch.ids)
+            scored, kept = {}, torch.arange(vision, device=batch.ids.device).expand(len(batch.ids), -1)
+            for layer, (reduction,) in sorted(handle.last.reductions.items()):
+                assert reduction.scores is not None
+                scored[layer] = reduction.scores, kept
+                kept = handle.last.kept[layer]
+        return answer_positions(out.last_hidden_state, batch.answers), scored
+
+    def _guides(
+        self, matters: dict[int, Tensor], scored: dict[int, tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """How far the merger's scores, and on average each pruner's, are from how much the tokens matter."""
+        m, merged, pruned = self.config.method, None, []
+        for layer, (scores, numbers) in scored.items():
+            if layer < 0 and m.merge_guide_weight:
+                merged = guide_loss(scores, matters[layer].view(scores.shape))
+            elif layer >= 0 and m.prune_guide_weight:
+                pruned.append(guide_loss(scores, matters[layer].gather(1, numbers)))
+        return merged, torch.stack(pruned).mean() if pruned else None
 
     # -- what the loop calls ----------------------------------------------------------------------------------------
 
@@ -157,9 +168,9 @@ class VlmTask:
         )
         with torch.no_grad():
             encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
-        wanted = m.adv_loss_weight or m.distill_loss_weight or m.merge_guide_weight
-        real, matters = self._teacher(batch, encoded) if wanted else (None, None)
-        fake, scores = self._student(batch, encoded)
+        wanted = m.adv_loss_weight or m.distill_loss_weight or m.merge_guide_weight or m.prune_guide_weight
+        real, matters = self._teacher(batch, encoded) if wanted else (None, {})
+        fake, scored = self._student(batch, encoded)
         logits = self.model.lm_head(fake)
         share = own_share(len(fake))  # what is a mean over answers' tokens, of which processes have different numbers
         losses = {"task_loss": share * task_loss(logits, batch.answers)}
@@ -175,12 +186,16 @@ class VlmTask:
             total = total + m.adv_loss_weight * adversarial
             scalars |= more
         found[merging.PART] = found[pruning.PART] = total
-        if scores is not None:
-            losses["merge_sparsity_loss"] = self.merger.sparsity(scores)
+        merge_guide, prune_guide = self._guides(matters, scored)
+        if -1 in scored:
+            losses["merge_sparsity_loss"] = self.merger.sparsity(scored[-1][0])
             found[merging.PART] = total + m.merge_sparsity_weight * losses["merge_sparsity_loss"]
-            if matters is not None:
-                losses["merge_guide_loss"] = guide_loss(scores, matters)
-                found[merging.PART] = found[merging.PART] + m.merge_guide_weight * losses["merge_guide_loss"]
+        if merge_guide is not None:
+            losses["merge_guide_loss"] = merge_guide
+            found[merging.PART] = found[merging.PART] + m.merge_guide_weight * merge_guide
+        if prune_guide is not None:
+            losses["prune_guide_loss"] = prune_guide
+            found[pruning.PART] = total + m.prune_guide_weight * prune_guide
         scalars = average_numbers(scalars | losses)
         self.done = step + 1
         self._log(step, scalars)
@@ -280,7 +295,7 @@ class VlmTask:
         if step % 10 == 0 or step + 1 == self.steps:
             groups = {
                 merging.PART: ("merge_sparsity_loss", "merge_guide_loss"),
-                pruning.PART: ("adv_loss", "task_loss", "distill_loss"),
+                pruning.PART: ("adv_loss", "task_loss", "distill_loss", "prune_guide_loss"),
                 _DISCRIMINATOR: ("real_loss", "fake_loss", "disc_prob_real", "disc_prob_fake"),
             }  # fmt: skip
             lines = [f"[Step {step}] Temperature: {values['temperature']:.3f} Losses:"]
