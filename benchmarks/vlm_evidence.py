@@ -25,8 +25,9 @@ BEGIN = "<!-- tables: written by benchmarks/vlm_evidence.py -->"
 UNTOUCHED, LEARNED = "none", "two_stage"
 FREE = (
     "random", "grid", "divprune", "cdpruner", "vispruner", "visionzip", "prumerge", "tome", "sieve", "fastv",
-    "pyramiddrop", "sparsevlm",
+    "pyramiddrop", "sparsevlm", "divprune-fold", "cdpruner-fold",
 )  # fmt: skip
+FOLD = "-fold"  # the method with fold=True: what is left out is averaged into what is most like it
 BUDGETS = (0.5, 0.33, 0.22)
 
 
@@ -85,10 +86,12 @@ class Bench:
 
         model, handle, start = self.model, None, time.perf_counter()
         if method != UNTOUCHED:
-            more = {"adapter": str(self.adapter)} if method == LEARNED else {}
+            more: dict[str, Any] = {"adapter": str(self.adapter)} if method == LEARNED else {}
+            if method.endswith(FOLD):
+                more = {"fold": True}
             try:
                 model, handle = attach_reduced(
-                    self.model, VlmEvalOptions(method=method, keep_average=budget, options=more)
+                    self.model, VlmEvalOptions(method=method.removesuffix(FOLD), keep_average=budget, options=more)
                 )
                 handle.counts(handle.patches)
             except BudgetError as error:

@@ -40,7 +40,7 @@ def select_anchor_tokens(tokens: Tensor, k: int = 10, heads: int = 1) -> Tensor:
 
 def compute_importance_scores(tokens: Tensor, anchors: Tensor, heads: int = 1) -> Tensor:
     """(B, 1+N, D) and anchors (B, k) -> (B, N): mean attention of each patch to the anchors, softmax over all keys."""
-    return TokenView.of(tokens, heads).attention_to(anchors).mean(dim=-1)
+    return TokenView.of(tokens, heads).mean_attention_to(anchors)
 
 
 def compute_diversity_scores(tokens: Tensor, anchors: Tensor) -> Tensor:

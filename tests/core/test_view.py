@@ -68,6 +68,7 @@ def test_attention_to(seed, heads, prefix, made, biased):
         for i in range(6):
             for slot, column in enumerate(j[b].tolist()):
                 torch.testing.assert_close(got[b, i, slot], full[b, prefix + i, prefix + column])
+    torch.testing.assert_close(view.mean_attention_to(j), got.mean(dim=-1))
 
 
 @CASES

@@ -40,7 +40,8 @@ def normed(x: np.ndarray) -> np.ndarray:
 def test_centres_are_weighted_means_as_a_loop_makes_them(tau) -> None:
     net, seen, keep = network(temperature=tau), view(), 4
     found = Merger(adapter=net).reduce(seen, keep)
-    out, _ = found.apply(seen.tokens, 1)
+    out, size = found.apply(seen.tokens, 1)
+    _, heavier = found.apply(seen.tokens, 1, size=torch.full((2, 9), 3.0))
     query, key = net.query.weight.detach().numpy(), net.key.weight.detach().numpy()
     for b in range(2):
         x = seen.x[b].numpy()
@@ -52,13 +53,16 @@ def test_centres_are_weighted_means_as_a_loop_makes_them(tau) -> None:
         weight = [1 / (1 + math.exp(-(s - middle) / tau)) for s in score]
         let_in = 1 / (1 + math.exp(-net.blend.item()))
         weight = [max(1e-6, w if j in kept else w * let_in) for j, w in enumerate(weight)]
-        share = np.zeros((keep, 9))
+        share, belongs = np.zeros((keep, 9)), np.zeros((keep, 9))
         for j in range(9):
             logits = [normed(x[j]) @ query.T @ (key @ normed(x[c])) / (4 * tau) + math.log(weight[c]) for c in kept]
             soft = np.exp(np.array(logits) - max(logits))
-            share[:, j] = weight[j] * soft / soft.sum()
+            belongs[:, j] = soft / soft.sum()
+            share[:, j] = weight[j] * belongs[:, j]
         wanted = (share / share.sum(1, keepdims=True)) @ x
         assert np.allclose(out[b, 1:].detach().numpy(), wanted, atol=1e-4)
+        assert np.allclose(size[b].detach().numpy(), belongs.sum(1), atol=1e-4)
+        assert np.allclose(heavier[b].detach().numpy(), 3 * belongs.sum(1), atol=1e-4)
     assert torch.equal(out[:, :1], seen.tokens[:, :1])
     assert torch.allclose(found.mix.sum(-1), torch.ones(2, keep))
 

@@ -34,10 +34,10 @@ def query_attention(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = No
 
 
 def attention_columns(q: Tensor, k: Tensor, j: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor) -> Tensor:
-    """Columns j of the attention map, averaged over heads.
+    """Columns j of the attention map, by head.
 
-    q, k: (B, H, N, d), j: (B, J), bias: (B, N), log_sum: (B, H, N). Returns (B, N, J), entry (i, j) the attention of
-    token i to token j; rows sum to less than 1.
+    q, k: (B, H, N, d), j: (B, J), bias: (B, N), log_sum: (B, H, N). Returns (B, H, J, N), entry (j, i) the attention
+    of token i to token j; sums over j are less than 1.
     """
     heads, d = k.shape[1], k.shape[3]
     index = j[:, None, :, None].expand(-1, heads, -1, d)
@@ -45,7 +45,7 @@ def attention_columns(q: Tensor, k: Tensor, j: Tensor, scale: float, bias: Tenso
     logits = (k.gather(2, index) * scale) @ q.transpose(-1, -2)  # (B, H, J, N)
     if bias is not None:
         logits = logits + bias.gather(1, j)[:, None, :, None]
-    return (logits.float() - log_sum.unsqueeze(2)).exp().mean(dim=1).transpose(1, 2)
+    return (logits.float() - log_sum.unsqueeze(2)).exp_()
 
 
 def attention_received(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor) -> Tensor:
@@ -66,7 +66,9 @@ def attention_received(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """(B, N, D), (B, M, D) -> (B, N, M) cosines; 0 for a zero vector."""
     eps = max(1e-12, torch.finfo(a.dtype).tiny)  # 1e-12 is 0 in half precision, and 0 / 0 not a number
-    return F.normalize(a, dim=-1, eps=eps) @ F.normalize(b, dim=-1, eps=eps).transpose(-1, -2)
+    one = F.normalize(a, dim=-1, eps=eps)
+    other = one if b is a else F.normalize(b, dim=-1, eps=eps)  # one copy where both are the same
+    return one @ other.transpose(-1, -2)
 
 
 def diversity(x: Tensor, anchors: Tensor) -> Tensor:

@@ -197,6 +197,13 @@ class TokenView:
 
         Exact without an N x N map: each row's denominator comes from the fused kernel.
         """
+        return self._columns(j).mean(dim=1).transpose(1, 2)
+
+    def mean_attention_to(self, j: Tensor) -> Tensor:
+        """(B, N) the mean of `attention_to` over the patches j: heads and patches in one pass."""
+        return self._columns(j).flatten(1, 2).mean(dim=1)
+
+    def _columns(self, j: Tensor) -> Tensor:
         p, end = self.prefix, self.prefix + self.n
         columns = self.k[:, :, p:end]
         bias = None if self.bias is None else self.bias[:, p:end]

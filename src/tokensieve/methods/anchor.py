@@ -66,7 +66,7 @@ class Anchor(Selector):
         return self._scores(view, self.anchors(view, keep))
 
     def _scores(self, view: TokenView, chosen: Tensor) -> Tensor:
-        importance = view.attention_to(chosen).mean(dim=-1)
+        importance = view.mean_attention_to(chosen)
         diverse = diversity(view.x, take_tokens(view.tokens, chosen + view.prefix)).to(importance.dtype)
         if self.normalize == "minmax":
             importance, diverse = minmax(torch.stack([importance, diverse])).unbind(0)

@@ -59,10 +59,11 @@ class LayerPruners(nn.Module):
         return scores
 
     def macs(self, layer: int, n: int, text: int) -> int:
-        """Multiplications of the head of a layer for n vision tokens and so many of text."""
+        """Multiplications of the head of a layer for n vision tokens and so many of text, and of folding."""
         head = self.scores[str(layer)]
         assert isinstance(head, ScoreNetwork)
-        return head.macs(n, text)
+        left = pruned_counts(n, 1, self.keep)[0]
+        return head.macs(n, text) + (n - left) * left * self.width
 
 
 def pruned_counts(enters: int, times: int, keep: float) -> list[int]:

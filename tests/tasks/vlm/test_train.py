@@ -91,7 +91,9 @@ def test_the_guide_is_the_slope_of_the_answers_margins(tiny, processor, tmp_path
     batch = guided.questions.batch(0, 3)
     encoded = encode(tiny.model, batch.pixels)
     states, matters = guided._teacher(batch, encoded)
-    plain, nothing = task(tmp_path, tiny, processor, "merge_guide_weight=0")._teacher(batch, encoded)
+    plain, nothing = task(tmp_path, tiny, processor, "merge_guide_weight=0", "prune_guide_weight=0")._teacher(
+        batch, encoded
+    )
     assert not nothing
     assert list(matters) == [-1, *guided.pruners.layers]
     assert torch.allclose(states, plain, atol=1e-4)
