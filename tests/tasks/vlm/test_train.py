@@ -137,7 +137,7 @@ def test_pruners_are_guided_by_what_matters_of_the_tokens_that_came(tiny, proces
     encoded = encode(tiny.model, batch.pixels)
     _, matters = guided._teacher(batch, encoded)
     guided.merger.eval()  # no noise on its choice
-    _, scored = guided._student(batch, encoded)
+    _, scored = guided._student(batch, encoded, guided.sizes.merged)
     came = None
     for layer in (-1, *guided.pruners.layers):
         scores, numbers = scored[layer]
@@ -150,6 +150,20 @@ def test_pruners_are_guided_by_what_matters_of_the_tokens_that_came(tiny, proces
     assert torch.allclose(merged, guide_loss(scored[-1][0], matters[-1]))
     wanted = [guide_loss(scored[i][0], matters[i].gather(1, scored[i][1])) for i in guided.pruners.layers]
     assert torch.allclose(pruned, torch.stack(wanted).mean())
+
+
+def test_a_budget_is_drawn_for_every_step(tiny, processor, tmp_path) -> None:
+    spread = task(tmp_path, tiny, processor, "budget_spread=1")
+    middle, patches = spread.sizes.merged, spread.sizes.patches
+    drawn = [spread.merged_at(step) for step in range(200)]
+    assert drawn == [spread.merged_at(step) for step in range(200)]
+    assert middle // 2 <= min(drawn) < 0.6 * middle
+    assert 1.6 * middle < max(drawn) <= min(2 * middle, patches - 1)
+    assert abs(sum(math.log(n / middle) for n in drawn) / 200) < 0.1
+    assert task(tmp_path, tiny, processor, "budget_spread=0").merged_at(3) == middle
+    batch = spread.questions.batch(0, 2)
+    _, scored = spread._student(batch, encode(tiny.model, batch.pixels), 30)
+    assert [scores.shape[1] for scores, _ in scored.values()] == [patches, 30, *spread.pruners.counts(30)[:-1]]
 
 
 def test_batches_are_prompts_on_the_left_and_answers_on_the_right() -> None:

@@ -57,16 +57,19 @@ class TrainerSettings(Section):
 class MethodSettings(Section):
     """merge_ratio, target_merge_tokens: what stage 1 leaves, as a share and as a count; one says the other.
 
-    pruner_keep: the share of the tokens that come to a pruner that it leaves. adv_loss_weight: 0 switches the
-    discriminator off. distill_loss_weight: of the unpruned model's answers. merge_guide_weight, prune_guide_weight: of
-    teaching merger and pruners how much each token matters to the unpruned model's answer. straight_through: keep masks
-    of 0 and 1 in training; False: relaxed ones. image_max_size: longest side of an image, which is scaled down to it.
+    budget_spread: every step of training draws what stage 1 leaves, up to so much more or less (1: half to twice), so
+    that what is learned serves other budgets too. pruner_keep: what a pruner leaves of the tokens that come to it.
+    adv_loss_weight: 0 switches the discriminator off. distill_loss_weight: of the unpruned model's answers.
+    merge_guide_weight, prune_guide_weight: of teaching merger and pruners how much each token matters to the unpruned
+    model's answer. straight_through: keep masks of 0 and 1 in training; False: relaxed ones. image_max_size: longest
+    side of an image, which is scaled down to it.
     """
 
     merger_type: Literal["simple", "question_aware"] = "simple"
     merge_ratio: Ratio | None = None
     target_merge_tokens: Positive | None = None
     merge_sparsity_weight: From0 = 1e-4
+    budget_spread: From0 = 0.0
     merge_guide_weight: From0 = 0.0
     prune_guide_weight: From0 = 0.0
     pruning_layers: tuple[Count, ...] = (10, 20, 31)

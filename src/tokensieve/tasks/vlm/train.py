@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -89,10 +90,20 @@ class VlmTask:
         """Vision tokens that each pruner leaves."""
         return self.pruners.counts(self.sizes.merged)
 
-    def soft(self, prompt: Tensor) -> VlmAttachment:
-        """The model as it is trained."""
+    def soft(self, prompt: Tensor, merged: int) -> VlmAttachment:
+        """The model as it is trained, with so many tokens left by the merger."""
         self.softness.tau, self.softness.prompt = self.merger.temperature, prompt
-        return attach_soft(self.model, self.method, self.softness, keep=self.counts, at=self.pruners.layers)
+        method, counts = replace(self.method, merge_keep=merged), self.pruners.counts(merged)
+        return attach_soft(self.model, method, self.softness, keep=counts, at=self.pruners.layers)
+
+    def merged_at(self, step: int) -> int:
+        """How many tokens the merger leaves in a step: drawn by the step alone, the same in all processes."""
+        spread = self.config.method.budget_spread
+        if not spread:
+            return self.sizes.merged
+        generator = torch.Generator().manual_seed(self.config.dl.seed * 1_000_003 + step)
+        drawn = 2.0 * float(torch.rand((), generator=generator)) - 1.0
+        return max(1, min(self.sizes.patches - 1, round(self.sizes.merged * (1.0 + spread) ** drawn)))
 
     def hard(self) -> VlmAttachment:
         """The model as it will be used: tokens really leave."""
@@ -121,11 +132,11 @@ class VlmTask:
         slopes = slopes[:, where].view(len(slopes), len(batch.ids), -1)
         return states, {layer: slopes[max(layer, 0) :].sum(dim=0).abs() for layer in (-1, *self.pruners.layers)}
 
-    def _student(self, batch: Batch, encoded: Any) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
+    def _student(self, batch: Batch, encoded: Any, merged: int) -> tuple[Tensor, dict[int, tuple[Tensor, Tensor]]]:
         """(A, D) hidden states of the pruned model that say the answers; and by layer, -1 for the merger, the scores
         (B, n) of the vision tokens that came to it, and their numbers (B, n). The merger's scores are (I, N).
         """
-        handle = self.soft(batch.prompt())
+        handle = self.soft(batch.prompt(), merged)
         with handle:
             out = self.model.model(
                 input_ids=batch.ids, attention_mask=batch.mask, mm_encoder_outputs={"image": encoded}, use_cache=False
@@ -170,7 +181,7 @@ class VlmTask:
             encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
         wanted = m.adv_loss_weight or m.distill_loss_weight or m.merge_guide_weight or m.prune_guide_weight
         real, matters = self._teacher(batch, encoded) if wanted else (None, {})
-        fake, scored = self._student(batch, encoded)
+        fake, scored = self._student(batch, encoded, self.merged_at(step))
         logits = self.model.lm_head(fake)
         share = own_share(len(fake))  # what is a mean over answers' tokens, of which processes have different numbers
         losses = {"task_loss": share * task_loss(logits, batch.answers)}
@@ -255,7 +266,7 @@ class VlmTask:
             found["hard"] = answered(self.model, batch).tolist()
             found["saved"] = [self._saved(handle)]
         encoded = encode(self.model.model, batch.pixels.to(self.model.dtype))
-        logits = self.model.lm_head(self._student(batch, encoded)[0])
+        logits = self.model.lm_head(self._student(batch, encoded, self.sizes.merged)[0])
         found["soft"] = all_right(logits.argmax(-1), batch.answers).tolist()
         return found
 
