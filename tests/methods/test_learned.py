@@ -38,6 +38,31 @@ def _view(seed, block=2, n=14, heads=2, prefix=1, merged=False):
     return TokenView(x, q, k, scale=d**-0.5, prefix=prefix, has_cls=prefix > 0, size=size, depth=block / DEPTH)
 
 
+@pytest.mark.parametrize("merged", [False, True])
+def test_merged_tokens_are_mended_by_what_they_stand_for(merged):
+    networks, view = _networks(), _view(1, merged=merged)
+    generator = torch.Generator().manual_seed(8)
+    for part in (networks.scale, networks.shift, networks.lead):
+        part.copy_(torch.randn(part.shape, generator=generator))
+    networks.unit.copy_(torch.tensor([1.0, 2.0, 0.5, 3.0]))
+    given = view.size if merged else None
+    found = Learned(adapter=networks).reduce(view, 6)
+    out, size = found.apply(view.tokens, 1, 0, given)
+    plain, same = (
+        SieveMethod().reduce(view, 6).__class__(found.keep, found.drop, found.into).apply(view.tokens, 1, 0, given)
+    )
+    assert torch.equal(size, same)
+    for b in range(2):
+        for k in range(6):
+            x, weight = plain[b, 1 + k], float(size[b, k].log())
+            wanted = x + weight * (networks.scale[2] * x + 0.5 * networks.shift[2])
+            assert torch.allclose(out[b, 1 + k], wanted, atol=1e-5)
+        mean = float(size[b].log().mean())
+        assert torch.allclose(out[b, 0], plain[b, 0] + mean * 0.5 * networks.lead[2], atol=1e-5)
+    whole = Learned(adapter=networks).reduce(view, view.n)
+    assert torch.equal(whole.apply(view.tokens, 1, 0, None)[0], view.tokens)
+
+
 def _write(path, networks=None, **facts):
     path.write_bytes(adapter_bytes(networks or _networks(), facts))
     return str(path)
@@ -131,7 +156,7 @@ def test_wrong_files_are_errors_that_name_them(tmp_path):
     save_file({"first": torch.zeros(2)}, path)
     with pytest.raises(OptionError, match=r"other\.safetensors has the format None"):
         Learned(adapter=path)
-    facts = {"format": "tokensieve-select-1", "depth": "4", "width": "9"}
+    facts = {"format": "tokensieve-select-2", "depth": "4", "width": "9"}
     for state in ({"first": torch.zeros(2)}, {"last": torch.zeros(2)}, _networks().state_dict()):
         path = tmp_path / "odd.safetensors"
         save_file(state, path, metadata=facts)

@@ -23,6 +23,7 @@ from tokensieve.adapters.attach import Attachment, attach
 from tokensieve.adapters.engine import Run, State
 from tokensieve.core.budget import Keep
 from tokensieve.core.gate import existence_bias, fold_masses, keep_gate
+from tokensieve.core.mended import MendedReduction
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.sieve import SieveMethod, unit_keys
@@ -58,6 +59,9 @@ class SoftRun(Run):
         kept, kept_size = fold_masses(
             take_tokens(rest, reduction.keep), size.gather(1, reduction.keep), rest, mass, into
         )
+        out = torch.cat([tokens[:, :prefix], kept], dim=1)
+        if isinstance(reduction, MendedReduction) and reduction.mend is not None:
+            out = reduction.mend(out, kept_size, prefix)
         both = torch.cat([reduction.keep, reduction.drop], dim=1)
         self.states[block + 1] = State(
             size=torch.cat([kept_size, size.gather(1, reduction.drop)], dim=1),
@@ -65,7 +69,7 @@ class SoftRun(Run):
             made=n - reduction.keep.shape[1],
             exists=(exists * staying).gather(1, both),
         )
-        return torch.cat([tokens[:, :prefix], kept, take_tokens(rest, reduction.drop)], dim=1)
+        return torch.cat([out, take_tokens(rest, reduction.drop)], dim=1)
 
     def choose(
         self, block: int, tokens: Tensor, q: Tensor, k: Tensor, scale: float

@@ -1,10 +1,11 @@
-"""learned: sieve with prices that were trained on a model. Imports core only."""
+"""learned: sieve whose prices and merged tokens were trained on a model. Imports core only."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core.reduction import take_tokens
+from tokensieve.core.mended import MendedReduction
+from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError
 from tokensieve.methods.base import check
@@ -20,7 +22,7 @@ from tokensieve.methods.sieve import SieveMethod
 
 __all__ = ["FORMAT", "Learned", "ScoringNetworks", "adapter_bytes", "load_adapter"]
 
-FORMAT = "tokensieve-select-1"
+FORMAT = "tokensieve-select-2"
 HIDDEN = 32
 FACTS = 3  # log distance, log share of importance, log size
 BOUND = 4.0  # a price is never changed by more than exp(4) either way
@@ -31,7 +33,12 @@ class ScoringNetworks(nn.Module):
 
     It starts as 0. No scale and shift in the norm (the layer after it has them) and no last bias (a shift of all scores
     chooses the same patches). The facts' own weights change sieve's exponents block by block, which little training can
-    do; what a patch shows takes more. All blocks lie in one tensor each, so that an adapter has four.
+    do; what a patch shows takes more.
+
+    And what mends merged tokens: a mean of unlike patches is shorter than they were and lies elsewhere, the more the
+    larger it is, and CLS reads that. Each block has a scale and a shift for patches and a shift (`lead`) for CLS, which
+    count by log(size). They start as 0; shifts are in multiples of `unit`, the tokens' root mean square in that block.
+    All blocks lie in one tensor each.
     """
 
     def __init__(self, depth: int, width: int, hidden: int = HIDDEN, seed: int = 0) -> None:
@@ -44,6 +51,11 @@ class ScoringNetworks(nn.Module):
         self.bias = nn.Parameter(torch.zeros(depth, hidden))
         self.last = nn.Parameter(torch.zeros(depth, hidden))
         self.exponents = nn.Parameter(torch.zeros(depth, FACTS))
+        self.scale = nn.Parameter(torch.zeros(depth, width))
+        self.shift = nn.Parameter(torch.zeros(depth, width))
+        self.lead = nn.Parameter(torch.zeros(depth, width))
+        self.unit: Tensor
+        self.register_buffer("unit", torch.ones(depth))
 
     @property
     def depth(self) -> int:
@@ -64,14 +76,29 @@ class ScoringNetworks(nn.Module):
         hidden = take_tokens(normed @ first[: self.width], order) + facts @ first[self.width :] + bias
         return BOUND * torch.tanh((F.gelu(hidden) @ last + facts @ exponents) / BOUND)
 
+    def mend(self, block: int, tokens: Tensor, size: Tensor, prefix: int) -> Tensor:
+        """(B, P+K, D), sizes (B, K): patches x + log(size) * (scale * x + shift), CLS + mean of log(size) * lead."""
+        unit = self.unit[block]
+        scale, shift, lead = (
+            part.to(tokens.device, tokens.dtype)
+            for part in (self.scale[block], unit * self.shift[block], unit * self.lead[block])
+        )
+        weight = size.log().to(tokens.dtype)
+        out = torch.addcmul(tokens, F.pad(weight, (prefix, 0)).unsqueeze(-1), torch.addcmul(shift, tokens, scale))
+        if prefix:
+            out[:, 0] += weight.mean(dim=1, keepdim=True) * lead
+        return out
+
 
 @dataclass(kw_only=True)
 class Learned(SieveMethod):
-    """sieve with a factor on every price, which a small network says from the patch itself: log price_i += g(x_i).
+    """sieve with a factor on every price, which a small network says from the patch itself, log price_i += g(x_i), and
+    with merged tokens mended by what they stand for.
 
     Each block has its own network g over the residual stream of a patch, its distance to the nearest more important
-    one, its importance and its size. It is trained to keep the untouched model's image feature (`tokensieve train
-    select`), and starts as 0: untrained, this is sieve. Selection and merging are sieve's, budgets are exact.
+    one, its importance and its size, and its own scale and shifts for merged tokens (`ScoringNetworks`). All is trained
+    to keep the untouched model's image feature (`tokensieve train select`), and starts as 0: untrained, this is sieve.
+    Selection and merging are sieve's, budgets are exact.
 
     adapter: the safetensors file that training wrote (or the networks themselves). It belongs to one model.
     """
@@ -92,14 +119,23 @@ class Learned(SieveMethod):
                 f"this one has {depth} blocks and width {width}"
             )
 
+    def reduce(self, view: TokenView, keep: int) -> Reduction:
+        found = super().reduce(view, keep)
+        if found.into is None:
+            return found
+        mend = partial(self.networks.mend, self._block(view))
+        return MendedReduction(keep=found.keep, drop=found.drop, into=found.into, scores=found.scores, mend=mend)
+
+    def _block(self, view: TokenView) -> int:
+        return round(view.depth * self.networks.depth)
+
     def price(self, view: TokenView, order: Tensor, distance: Tensor, share: Tensor) -> Tensor:
-        block = round(view.depth * self.networks.depth)
         if view.x.shape[-1] != self.networks.width:
             raise UnsupportedModelError(
                 f"adapter {self._name} is for tokens of width {self.networks.width}, these have {view.x.shape[-1]}"
             )
         facts = torch.stack([distance.float(), share.float(), view.size.gather(1, order).float()], dim=-1)
-        change: Tensor = self.networks(block, view.x, order, facts.clamp_min(1e-4).log())
+        change: Tensor = self.networks(self._block(view), view.x, order, facts.clamp_min(1e-4).log())
         return super().price(view, order, distance, share) * change.exp()
 
     @property
@@ -113,6 +149,7 @@ def adapter_bytes(networks: ScoringNetworks, facts: Mapping[str, Any], half: boo
 
     dtype = torch.float16 if half else torch.float32
     state = {name: value.detach().to("cpu", dtype).contiguous() for name, value in networks.state_dict().items()}
+    state["unit"] = networks.unit.detach().float().cpu()  # what others are multiples of
     about = {"format": FORMAT, "depth": str(networks.depth), "width": str(networks.width), "about": json.dumps(facts)}
     return save(state, metadata=about)
 
@@ -135,7 +172,8 @@ def load_adapter(path: str | Path) -> ScoringNetworks:
     try:
         depth, inputs, hidden = shapes["first"]
         wanted = {"first": (depth, inputs, hidden), "bias": (depth, hidden), "last": (depth, hidden)}
-        wanted["exponents"] = (depth, FACTS)
+        wanted |= {"exponents": (depth, FACTS), "unit": (depth,)}
+        wanted |= dict.fromkeys(("scale", "shift", "lead"), (depth, inputs - FACTS))
         sound = shapes == wanted and (str(depth), str(inputs - FACTS)) == (about.get("depth"), about.get("width"))
     except (KeyError, ValueError):
         sound = False

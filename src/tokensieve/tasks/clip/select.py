@@ -23,8 +23,11 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.attach import attach, find_tower
 from tokensieve.adapters.soft import attach_soft
+from tokensieve.core.reduction import Reduction
+from tokensieve.core.view import TokenView
 from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.methods.learned import Learned, ScoringNetworks, adapter_bytes
+from tokensieve.methods.sieve import SieveMethod
 from tokensieve.results.record import write_whole
 from tokensieve.tasks.clip.state import load_state, refuse_other, state_file
 from tokensieve.training.distributed import (
@@ -175,6 +178,18 @@ def new_networks(model: nn.Module, seed: int) -> ScoringNetworks:
     return ScoringNetworks(len(blocks), family.shape(blocks[0]).attention_width, seed=seed)
 
 
+class _Watch(SieveMethod):
+    """sieve that notes how long tokens are."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.found = torch.ones(depth)
+
+    def reduce(self, view: TokenView, keep: int) -> Reduction:
+        self.found[round(view.depth * len(self.found))] = view.x.float().square().mean().sqrt().clamp_min(1e-6)
+        return super().reduce(view, keep)
+
+
 @dataclass(frozen=True)
 class Judgement:
     """How well the held-out features are kept after so many steps, by hard selection; one number a budget each."""
@@ -221,12 +236,22 @@ class _Trainer:
         order = self._shuffled(-1, len(photos))
         self.held, self.train = order[: config.held_out], order[config.held_out :]
         self._wanted: dict[int, Tensor] = {}  # image -> the untouched model's feature
+        self.networks.unit.copy_(self._units())
 
     def _groups(self) -> list[dict[str, Any]]:
         """The step is of one size for every weight: smaller where many of them add up, larger for three exponents."""
         net, lr = self.networks, self.config.lr
         speeds = {net.first: 10 / net.width, net.bias: 1.0, net.last: 1.0, net.exponents: 4.0}
+        speeds |= dict.fromkeys((net.scale, net.shift, net.lead), 1.0)
         return [{"params": [part], "lr": lr * speed, "speed": speed} for part, speed in speeds.items()]
+
+    @torch.no_grad()
+    def _units(self) -> Tensor:
+        """(depth,) root mean square of the tokens at each block's cut, over a few held-out images."""
+        watch = _Watch(self.networks.depth)
+        with attach(self.subject.model, watch, keep=min(self.keep)):
+            self.subject.encode(self.photos.pixels(self.held[:8]).to(self.device))
+        return watch.found
 
     def _shuffled(self, epoch: int, n: int) -> list[int]:
         seed = 1_000_003 * self.config.seed + epoch + 1
