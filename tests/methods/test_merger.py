@@ -46,16 +46,24 @@ def test_centres_are_weighted_means_as_a_loop_makes_them(tau) -> None:
     for b in range(2):
         x = seen.x[b].numpy()
         score = net.importance(seen.x)[b].detach().numpy()
-        kept = sorted(np.argsort(-score)[:keep].tolist())
+        cosine = [[x[i] @ x[j] / np.linalg.norm(x[i]) / np.linalg.norm(x[j]) for j in range(9)] for i in range(9)]
+        price = []
+        for i in range(9):
+            better = [cosine[i][j] for j in range(9) if score[j] > score[i]]
+            price.append(math.log(1 - max(better, default=-1.0)) + 0.35 * score[i])
+        kept = sorted(np.argsort(-np.array(price))[:keep].tolist())
         assert found.keep[b].tolist() == kept
-        ranked = sorted(score, reverse=True)
+        ranked = sorted(price, reverse=True)
         middle = (ranked[keep - 1] + ranked[keep]) / 2
-        weight = [1 / (1 + math.exp(-(s - middle) / tau)) for s in score]
+        weight = [1 / (1 + math.exp(-(s - middle) / tau)) for s in price]
         let_in = 1 / (1 + math.exp(-net.blend.item()))
         weight = [max(1e-6, w if j in kept else w * let_in) for j, w in enumerate(weight)]
         share, belongs = np.zeros((keep, 9)), np.zeros((keep, 9))
         for j in range(9):
-            logits = [normed(x[j]) @ query.T @ (key @ normed(x[c])) / (4 * tau) + math.log(weight[c]) for c in kept]
+            logits = [
+                (normed(x[j]) @ query.T @ (key @ normed(x[c])) / 4 + 10 * cosine[j][c]) / tau + math.log(weight[c])
+                for c in kept
+            ]
             soft = np.exp(np.array(logits) - max(logits))
             belongs[:, j] = soft / soft.sum()
             share[:, j] = weight[j] * belongs[:, j]

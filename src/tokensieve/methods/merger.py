@@ -28,6 +28,8 @@ __all__ = ["MERGERS", "PART", "Merger", "TokenMerger", "gumbel", "load_merger"]
 PART = "token_merger"
 MERGERS = ("simple", "question_aware")
 _TINY = 1e-6  # a token's least weight: a centre's own share never vanishes
+_WEIGHT = 0.35  # how much importance counts beside coverage, as in sieve
+_SHARP = 0.1  # cosines are this much sharper than the temperature
 _BLEND = -2.0  # sigmoid of it: how much of a token that is no centre counts at first, beside a centre's own 1
 
 
@@ -38,6 +40,10 @@ def gumbel(like: Tensor) -> Tensor:
 
 class TokenMerger(nn.Module):
     """Importance of each token, and the similarity by which the others join the chosen ones.
+
+    Centres are chosen as sieve chooses: by importance and by how far a token is from every more important one. What is
+    merged into its like loses little, and it is no use to keep two that are alike; the most important tokens alone
+    are. Alike is what the projector makes alike, as that is what the language model will see.
 
     kind: "simple" looks at the token, "question_aware" at the question as well. temperature: of the choice and of the
     assignment; training lowers it, and it is used as it was left. ratio: the share of tokens it was trained to keep.
@@ -56,7 +62,8 @@ class TokenMerger(nn.Module):
         self.query = nn.Linear(width, inner, bias=False)
         nn.init.orthogonal_(self.query.weight)
         self.key = nn.Linear(width, inner, bias=False)
-        self.key.load_state_dict(self.query.state_dict())  # begin by joining what is alike
+        with torch.no_grad():
+            self.key.weight.copy_(0.1 * self.query.weight)  # what is learned beside the cosines begins small
         self.blend = nn.Parameter(torch.tensor(_BLEND))  # begin near pruning: means of everything blur what was seen
 
     def shape(self) -> dict[str, Any]:
@@ -66,29 +73,47 @@ class TokenMerger(nn.Module):
             "kind": self.kind, "ratio": self.ratio, "temperature": self.temperature,
         }  # fmt: skip
 
-    def forward(self, x: Tensor, keep: int, text: Tensor | None = None, valid: Tensor | None = None) -> MixedReduction:
+    def forward(
+        self, x: Tensor, keep: int, text: Tensor | None = None, valid: Tensor | None = None, joint: Tensor | None = None
+    ) -> MixedReduction:
         """(B, N, D) -> `keep` < N centres, each the weighted mean of what is assigned to it.
 
-        Noise on the choice in training mode only. A token's weight is its relaxed importance, so what nobody needs
-        changes no mean, and the importance learns from what a token's share in a centre does. Tokens that are no
-        centres weigh less by a learned factor, the same for all.
+        joint: (B, N, E) the tokens where they are compared; None: as they are. The scores are the importances. Noise on
+        them in training mode only. A token's weight is its relaxed price, so what nobody needs changes no mean, and the
+        importance learns from what a token's share in a centre does. Tokens that are no centres weigh less by a learned
+        factor, the same for all.
         """
         score = self.importance(x, text, valid)
         drawn = score + self.temperature * gumbel(score) if self.training else score
-        index = top(drawn.detach(), keep)
+        unit = F.normalize((x if joint is None else joint).detach().float(), dim=-1)
+        alike = unit @ unit.transpose(1, 2)
+        price = self.price(drawn, alike)
+        index = top(price.detach(), keep)
         hard = torch.zeros_like(score, dtype=torch.bool).scatter(1, index, True)
-        p = keep_probability(drawn, hard, self.temperature)
-        share = self.assign(x, index, p.gather(1, index))
+        p = keep_probability(price, hard, self.temperature)
+        share = self.assign(x, alike, index, p.gather(1, index))
         weighed = share * torch.where(hard, p, p * self.blend.sigmoid()).clamp_min(_TINY).unsqueeze(1)
         mix = weighed / weighed.sum(dim=-1, keepdim=True).clamp_min(1e-20)
         return MixedReduction(keep=index, scores=score, mix=mix, share=share)
 
-    def assign(self, x: Tensor, index: Tensor, weight: Tensor) -> Tensor:
-        """(B, K, N) how far each token belongs to each centre: softmax over centres of q_j k_c / (sqrt(d) temperature),
-        a centre counting by its weight (B, K). Columns sum to 1."""
+    def price(self, score: Tensor, alike: Tensor) -> Tensor:
+        """(B, N) log of the price of each token: of its distance to the nearest more important one, and importance.
+
+        score: (B, N); alike: (B, N, N) cosines. Nothing is more important than the first, whose distance is 2.
+        """
+        rank = score.detach().argsort(dim=1, descending=True, stable=True).argsort(dim=1)
+        better = rank.unsqueeze(1) < rank.unsqueeze(2)  # (B, i, j): j before i
+        distance = 1.0 - alike.masked_fill(~better, -1.0).amax(dim=-1)
+        return distance.clamp_min(1e-6).log() + _WEIGHT * score
+
+    def assign(self, x: Tensor, alike: Tensor, index: Tensor, weight: Tensor) -> Tensor:
+        """(B, K, N) how far each token belongs to each centre: softmax over centres of their cosine, sharpened, and of
+        q_j k_c / sqrt(d), both over the temperature, a centre counting by its weight (B, K). Columns sum to 1."""
         normed = F.layer_norm(x.float(), x.shape[-1:])
         query, key = self.query(normed), take_tokens(self.key(normed), index)
-        logits = (query @ key.transpose(1, 2)).float() / (self.inner**0.5 * self.temperature)  # (B, N, K)
+        logits = (query @ key.transpose(1, 2)).float() / self.inner**0.5  # (B, N, K)
+        nearest = alike.gather(2, index.unsqueeze(1).expand(-1, alike.shape[1], -1)) / _SHARP
+        logits = (logits + nearest) / self.temperature
         share: Tensor = (logits + weight.clamp_min(_TINY).log().unsqueeze(1)).softmax(dim=-1)
         return share.transpose(1, 2)
 
@@ -97,16 +122,16 @@ class TokenMerger(nn.Module):
         mean = (score / self.temperature).sigmoid().mean(dim=1)
         return (mean - self.ratio).square().mean()
 
-    def macs(self, n: int, text: int, keep: int) -> int:
-        """Multiplications of one image of n tokens."""
+    def macs(self, n: int, text: int, keep: int, projector: int) -> int:
+        """Multiplications of one image of n tokens; projector: its weights, for all tokens to be compared after it."""
         width = self.importance.width
         assigned = n * self.query.weight.numel() + keep * self.key.weight.numel() + n * keep * (self.inner + width)
-        return self.importance.macs(n, text) + assigned
+        return self.importance.macs(n, text) + assigned + n * projector + n * n * self.text_width
 
 
 @dataclass(kw_only=True)
 class Merger(Method):
-    """Keep the most important tokens as centres; each becomes the weighted mean of the tokens most like it.
+    """Keep tokens that are important and unlike each other as centres; each becomes the weighted mean of its like.
 
     Importance and likeness were trained by `tokensieve train vlm` (docs/vlm.md). The budget is exact; without one, it
     is what the training aimed at. Works between vision tower and projector.
@@ -139,7 +164,7 @@ class Merger(Method):
         if keep == view.n:
             return Reduction(keep=torch.arange(view.n, device=view.x.device).expand(view.batch, -1))
         self.network.to(view.x.device)
-        found: MixedReduction = self.network(view.x, keep, view.text, view.text_valid)
+        found: MixedReduction = self.network(view.x, keep, view.text, view.text_valid, view.joint)
         return found
 
     @property

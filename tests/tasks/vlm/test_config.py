@@ -17,7 +17,7 @@ from tokensieve.tasks.vlm.train import plan_only
 CONFIGS = Path(__file__).parents[3] / "configs"
 SEED = CONFIGS / "vision_token_pruning.yaml"
 LLAMA_7B = decoder_shape(4096, 11008, 32)
-LLAVA = Sizes(patches=576, merged=288, depth=32, width=4096, vision_width=1024)
+LLAVA = Sizes(patches=576, merged=288, depth=32, width=4096, vision_width=1024, projector=4096 * (1024 + 4096))
 
 
 def test_the_file_for_llava_says_what_it_says() -> None:

@@ -135,7 +135,9 @@ def test_learned_networks_are_counted(tiny: Any) -> None:
     pruners = LayerPruners(32, 2, [1], patches=144, inner=16, heads=2, keep=0.5)
     method = TwoStage(first=Merger(adapter=merger), second=Pruner(adapter=pruners), merge_keep=0.5)
     handle = attach(tiny, method, keep=36)
-    assert learned_macs(handle, 7) == merger.macs(144, 7, 72) + pruners.macs(1, 72, 7)
+    projector = tiny.model.multi_modal_projector
+    weights = projector.linear_1.weight.numel() + projector.linear_2.weight.numel()
+    assert learned_macs(handle, 7) == merger.macs(144, 7, 72, weights) + pruners.macs(1, 72, 7)
     handle.remove()
     handle = attach(tiny, "fastv", keep=36, at=1)
     assert learned_macs(handle, 7) == 0

@@ -144,6 +144,10 @@ def test_pruners_are_guided_by_what_matters_of_the_tokens_that_came(tiny, proces
         if came is not None:
             assert torch.equal(numbers, came)
         keep = guided.sizes.merged if layer < 0 else guided.counts[guided.pruners.layers.index(layer)]
+        if layer < 0:  # the merger chooses by coverage too
+            joint = tiny.model.multi_modal_projector(encoded.tokens[:, encoded.prefix :])
+            unit = joint / joint.norm(dim=-1, keepdim=True)
+            scores = guided.merger.price(scores, unit @ unit.transpose(1, 2))
         best = scores.topk(keep, dim=1).indices.sort(dim=1).values
         came = numbers.gather(1, best)
     merged, pruned = guided._guides(matters, scored)
@@ -236,7 +240,7 @@ def test_soft_and_hard_are_the_same_answers(tmp_path, tiny, processor) -> None:
         part.eval()
     batch = made.questions.batch(0, 4)
     with torch.no_grad():
-        soft, _ = made._student(batch, encode(tiny.model, batch.pixels))
+        soft, _ = made._student(batch, encode(tiny.model, batch.pixels), made.sizes.merged)
         split = batch.prompt_length
         with made.hard():
             hard = tiny.model(

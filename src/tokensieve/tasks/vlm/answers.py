@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from tokensieve.adapters.family import linear_macs
 from tokensieve.adapters.vlm import VlmAttachment
 from tokensieve.adapters.vlm.handle import PROJECTOR
 from tokensieve.adapters.vlm.stats import now
@@ -184,7 +185,8 @@ def learned_macs(handle: VlmAttachment, text: int) -> int:
     left = counts.get(PROJECTOR, handle.patches)
     total = 0
     if isinstance(handle.first, Merger) and left < handle.patches:
-        total += handle.first.network.macs(handle.patches, text, left)
+        projector = linear_macs(handle.inner.multi_modal_projector)
+        total += handle.first.network.macs(handle.patches, text, left, projector)
     if isinstance(handle.second, Pruner):
         for layer in handle.at:
             if counts[layer] < left:

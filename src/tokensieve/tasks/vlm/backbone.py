@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tokensieve.adapters.family import linear_macs
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods.merger import TokenMerger
 from tokensieve.methods.pruner import LayerPruners
@@ -18,13 +19,14 @@ __all__ = ["Sizes", "build_networks", "empty_model", "load_backbone", "sizes_of"
 
 @dataclass(frozen=True)
 class Sizes:
-    """patches: vision tokens of an image. merged: what stage 1 leaves of them."""
+    """patches: vision tokens of an image. merged: what stage 1 leaves of them. projector: its weights."""
 
     patches: int
     merged: int
     depth: int
     width: int
     vision_width: int
+    projector: int
 
 
 def load_backbone(config: VlmConfig) -> tuple[Any, Any]:
@@ -72,7 +74,8 @@ def sizes_of(config: VlmConfig, model: Any) -> Sizes:
     wrong = [layer for layer in m.pruning_layers if layer >= depth]
     if wrong:
         raise OptionError(f"pruning_layers: {wrong[0]} is none of this model's layers 0 to {depth - 1}")
-    return Sizes(patches, merged, depth, text.hidden_size, vision.hidden_size)
+    projector = linear_macs(model.model.multi_modal_projector)
+    return Sizes(patches, merged, depth, text.hidden_size, vision.hidden_size, projector)
 
 
 def build_networks(config: VlmConfig, sizes: Sizes) -> tuple[TokenMerger, LayerPruners]:

@@ -59,7 +59,9 @@ def own_macs(merger: TokenMerger, pruners: LayerPruners, sizes: Sizes, tokens: S
     """What merger and pruners themselves cost, of one prompt."""
     before = [tokens[layer - 1] if layer else sizes.merged for layer in pruners.layers]
     heads = sum(pruners.macs(layer, n, text) for layer, n in zip(pruners.layers, before, strict=True))
-    return merger.macs(sizes.patches, text, sizes.merged) + heads
+    if sizes.merged == sizes.patches:
+        return heads
+    return merger.macs(sizes.patches, text, sizes.merged, sizes.projector) + heads
 
 
 def make_plan(
