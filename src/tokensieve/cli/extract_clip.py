@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config, take_pairs
 from tokensieve.cli.parser import budget, keep_number
-from tokensieve.errors import OptionError
+from tokensieve.errors import DataError, OptionError
 
 EPILOG = """examples:
   tokensieve extract clip photos/ -o features/                          the default model, untouched
@@ -84,6 +84,10 @@ def run(args: Namespace) -> int:
     if found.done < found.shards:
         return 0
     images, bad = totals(args.output, shards)
+    if not images:
+        raise DataError(
+            f"none of the {bad} samples could be read: each file in {args.output} has the reasons in its header"
+        )
     print(f"all shards: {images} images" + (f", {bad} samples could not be read" if bad else ""))
     if args.merge is not None:
         print(f"{args.merge}: {merge_features(args.output, shards, args.merge)} rows")

@@ -212,7 +212,8 @@ def run_on_cluster(
     """As `engine.run_here`, with as many trials at once as fit into the cluster."""
     ray = cluster.ray
     task = cluster.task(_trial)
-    board = ray.remote(num_cpus=0, max_concurrency=1000)(_Board).remote()
+    calls = 2 * cluster.slots + 100  # a report of every trial, also of a killed attempt, and the driver's own
+    board = ray.remote(num_cpus=0, max_concurrency=calls)(_Board).remote()
     home = ray.get_runtime_context().get_node_id()
     running: dict[Any, tuple[Asked, float]] = {}
     heard = board.next.remote()

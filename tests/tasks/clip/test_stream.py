@@ -271,6 +271,12 @@ def test_what_cannot_be_read_is_counted_and_named_or_an_error(tiny, spoiled, tmp
     assert sorted(path.stem for path in (tmp_path / "strict").glob("*.safetensors")) == ["0", "1"]
 
 
+def test_a_set_of_which_nothing_can_be_read_is_an_error(tiny, tmp_path, capsys):
+    big_set(tmp_path / "bad", (1,), "s000000")
+    assert extract(tiny, tmp_path / "bad" / "test", "-o", tmp_path / "out") == 2
+    assert "none of the 1 samples could be read" in capsys.readouterr().err
+
+
 def test_a_shard_that_is_cut_short_stops_no_other(tiny, big, tmp_path, capsys):
     for name in ("0.tar", "1.tar", "2.tar"):
         data = (big / "test" / name).read_bytes()
