@@ -1,6 +1,7 @@
-"""What each loss of `tokensieve train vlm` is worth: task alone, with the GAN, with distillation, with both; 3 seeds.
+"""What each loss of `tokensieve train vlm` is worth: task alone, with the GAN, with distillation, with both, and with
+the guides beside them; 3 seeds.
 
-    python benchmarks/vlm_ablation.py                             twelve short runs, about half an hour on two cores
+    python benchmarks/vlm_ablation.py                             fifteen short runs, about half an hour on two cores
     python benchmarks/vlm_ablation.py --losses task all --seeds 0 --steps 20 --images 20 -o runs/try --runs runs/try
 
 Started again it goes on where it stopped: a run whose record is there is not repeated, one that was interrupted resumes
@@ -22,16 +23,18 @@ from evidence import put_into_page, run_all, spread, table
 HERE = Path(__file__).parent
 PAGE = HERE / "vlm.md"
 BEGIN = "<!-- tables: written by benchmarks/vlm_ablation.py -->"
-LOSSES: dict[str, tuple[float, float]] = {  # weights of the adversarial loss and of distillation
-    "task": (0.0, 0.0), "task-gan": (1.0, 0.0), "task-distil": (0.0, 25.0), "all": (1.0, 25.0)
+LOSSES: dict[str, tuple[float, float, float]] = {  # weights of the adversarial loss, of distillation and of the guides
+    "task": (0.0, 0.0, 0.0), "task-gan": (1.0, 0.0, 0.0), "task-distil": (0.0, 25.0, 0.0), "all": (1.0, 25.0, 0.0),
+    "all-guided": (1.0, 25.0, 25.0),
 }  # fmt: skip
 BATCH = 16
 
 
 def settings(losses: str, seed: int, steps: int, runs: Path) -> list[str]:
     """The KEY=VALUE of one run, on top of the small model's configuration."""
-    adversarial, distillation = LOSSES[losses]
-    return [f"adv_loss_weight={adversarial}", f"distill_loss_weight={distillation}", f"seed={seed}",
+    adversarial, distillation, guides = LOSSES[losses]
+    return [f"adv_loss_weight={adversarial}", f"distill_loss_weight={distillation}",
+            f"merge_guide_weight={guides}", f"prune_guide_weight={guides}", f"seed={seed}",
             f"batch_size={BATCH}", f"questions={BATCH * steps}", f"eval_every={steps}", "checkpoint_every=50",
             "val_questions=64", f"output_dir={runs / f'{losses}-{seed}'}"]  # fmt: skip
 
@@ -127,8 +130,8 @@ def main() -> None:
     records = HERE / "records" / "vlm_ablation"
     add("--losses", nargs="+", default=list(LOSSES), choices=list(LOSSES), metavar="L", help=", ".join(LOSSES))
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    add("--steps", type=int, default=200)
-    add("--images", type=int, default=200, help="held-out images to judge on, up to six questions each")
+    add("--steps", type=int, default=120)
+    add("--images", type=int, default=100, help="held-out images to judge on, up to six questions each")
     add("--processes", type=int, default=2, help="runs at a time, one thread each")
     add("--runs", type=Path, default=Path("runs/vlm-ablation"), help="checkpoints; may be deleted")
     add("-o", "--output", type=Path, default=records, help="records of the runs")

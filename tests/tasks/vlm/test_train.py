@@ -270,14 +270,14 @@ def test_a_run_leaves_what_it_says(tmp_path, tiny, processor) -> None:
         assert words in log
     metrics = result.validations[-1]
     assert {"accuracy_baseline", "accuracy_soft", "accuracy_hard", "keep_ratio_merge"} <= set(metrics)
-    assert (metrics["avg_original_tokens"], metrics["avg_merged_tokens"]) == (144, 86)
+    assert (metrics["avg_original_tokens"], metrics["avg_merged_tokens"]) == (144, 60)
     assert metrics["accuracy_soft"] == metrics["accuracy_hard"]
     names = _tensorboard(tmp_path)
     assert {"temperature", "disc_prob_real", "adv_loss", "task_loss", "validation/accuracy_hard"} <= names
     batch = made.questions.batch(0, 2)
     with torch.no_grad(), tokensieve.attach(tiny, "two_stage", adapter=tmp_path / "last.safetensors") as handle:
         tiny(input_ids=batch.ids, attention_mask=batch.mask, pixel_values=batch.pixels)
-        assert handle.stats.vision_tokens_per_layer == [86, 55]
+        assert handle.stats.vision_tokens_per_layer == [60, 51]
 
 
 def _tensorboard(folder: Path) -> set[str]:

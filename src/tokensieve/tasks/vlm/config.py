@@ -159,8 +159,9 @@ SMALL: dict[str, Any] = {
         }
     },
     "method_settings": {
-        "merger_type": "question_aware", "merge_ratio": 0.6, "target_merge_tokens": 86, "merge_sparsity_weight": 1e-4,
-        "merge_guide_weight": 25.0, "pruning_layers": [2, 4, 6], "pruner_keep": 0.65,
+        "merger_type": "question_aware", "merge_ratio": 0.42, "target_merge_tokens": 60, "merge_sparsity_weight": 1e-4,
+        "budget_spread": 1.0,
+        "merge_guide_weight": 25.0, "pruning_layers": [2, 4, 6], "pruner_keep": 0.85,
         "prune_guide_weight": 25.0, "pruner_d_internal": 64,
         "pruner_num_heads": 4, "pruner_type": "cross_attention", "temperature": 1.0, "temperature_min": 0.1,
         "temperature_anneal_rate": 0.2,
