@@ -45,6 +45,7 @@ __all__ = ["Judgement", "Photos", "SelectConfig", "Subject", "default_subject", 
 
 CPU = torch.device("cpu")
 SPEEDS = (2.0, 3.0)
+PRICE = 0.05  # of the learning rate, for what changes the choice
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
@@ -239,10 +240,12 @@ class _Trainer:
         self.networks.unit.copy_(self._units())
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The step is of one size for every weight: smaller where many of them add up, larger for three exponents."""
+        """What mends merged tokens takes steps of one size, by exact gradients. Prices take smaller ones (PRICE): the
+        gradient of a choice is a rough guess, and at full speed it undoes what the mending gains. Among theirs the step
+        is smaller where many weights add up, larger for three exponents."""
         net, lr = self.networks, self.config.lr
-        speeds = {net.first: 10 / net.width, net.bias: 1.0, net.last: 1.0, net.exponents: 4.0}
-        speeds |= dict.fromkeys((net.scale, net.shift, net.lead), 1.0)
+        speeds = dict.fromkeys((net.scale, net.shift, net.lead), 1.0)
+        speeds |= {net.first: PRICE * 10 / net.width, net.bias: PRICE, net.last: PRICE, net.exponents: PRICE * 4.0}
         return [{"params": [part], "lr": lr * speed, "speed": speed} for part, speed in speeds.items()]
 
     @torch.no_grad()
