@@ -8,12 +8,15 @@ from tokensieve.errors import OptionError
 from tokensieve.methods.sieve import SieveMethod
 
 
-def _view(seed, n=14, heads=4, prefix=1, size=None):
+def _view(seed, n=14, heads=4, prefix=1, size=None, stage="encoder"):
     g = torch.Generator().manual_seed(seed)
     length, d = prefix + n, 4
     q, k = (torch.randn(2, heads, length, d, generator=g) for _ in range(2))
     x = torch.randn(2, length, heads * d, generator=g)
-    return TokenView(x, q, k, scale=d**-0.5, prefix=prefix, has_cls=prefix > 0, size=size)
+    matrix = torch.randn(heads * d, 5, generator=g)
+    return TokenView(
+        x, q, k, scale=d**-0.5, prefix=prefix, has_cls=prefix > 0, size=size, stage=stage, project=lambda t: t @ matrix
+    )
 
 
 def _naive(view, b, keep, weight, parts):
@@ -23,6 +26,8 @@ def _naive(view, b, keep, weight, parts):
     mean = sum(importance) / n
 
     def alike(i, j):
+        if view.stage == "projector":
+            return torch.cosine_similarity(view.joint[b, i], view.joint[b, j], dim=0).item()
         cosines = []
         for g in range(parts):
             group = range(g * heads // parts, (g + 1) * heads // parts)
@@ -45,8 +50,9 @@ def _naive(view, b, keep, weight, parts):
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("keep", [13, 10, 5, 1])
 @pytest.mark.parametrize(("weight", "parts"), [(0.0, 2), (0.35, 1), (0.35, 4), (1.0, 2)])
-def test_against_loops(seed, keep, weight, parts):
-    view = _view(seed, prefix=seed % 3)
+@pytest.mark.parametrize("stage", ["encoder", "projector"])
+def test_against_loops(seed, keep, weight, parts, stage):
+    view = _view(seed, prefix=seed % 3, stage=stage)
     result = SieveMethod(weight=weight, parts=parts).reduce(view, keep)
     for b in range(2):
         stay, target = _naive(view, b, keep, weight, parts)

@@ -43,7 +43,11 @@ def add_reduction_flags(parser: ArgumentParser) -> None:
     )
     add("--method_option", action="append", default=[], metavar="KEY=VALUE",
         help="an option of the method, as often as needed; also as a bare word KEY=VALUE")  # fmt: skip
-    add("--adapter", metavar="FILE", help="= --method_option adapter=FILE, for --method learned")
+    add(
+        "--adapter",
+        metavar="FILE",
+        help="= --method_option adapter=FILE, for --method learned; vit-s14: the shipped one",
+    )
 
 
 def add_shared_flags(parser: ArgumentParser) -> None:

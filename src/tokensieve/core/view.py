@@ -58,6 +58,7 @@ class TokenView:
         project: Callable[[Tensor], Tensor] | None = None,
         text_valid: Tensor | None = None,
         sentence: Sentence | None = None,
+        stage: str = "encoder",
     ) -> None:
         """tokens: (B, P+N+M, D), the residual stream after attention, before the second norm.
 
@@ -68,10 +69,10 @@ class TokenView:
         depth: this block's place in the encoder, 0 for the first, towards 1 for the last.
         text: (T, E) or (B, T, E) features in the joint space, into which `project` takes patches.
         text_valid: (B, T), False where an image's text is shorter. sentence: inside a language model, what stands
-        around the patches.
+        around the patches. stage: where the cut is, one of `methods.base.STAGES`.
         """
         self.tokens, self._q, self._k = tokens, q, k
-        self.text_valid, self.sentence = text_valid, sentence
+        self.text_valid, self.sentence, self.stage = text_valid, sentence, stage
         self.scale, self.prefix, self.has_cls, self.made = scale, prefix, has_cls, made
         self.bias, self.depth, self.text = bias, depth, text
         self._size, self._log_sum, self._origin, self._project = size, log_sum, origin, project

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,9 +21,10 @@ from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedMode
 from tokensieve.methods.base import check
 from tokensieve.methods.sieve import SieveMethod
 
-__all__ = ["FORMAT", "Learned", "ScoringNetworks", "adapter_bytes", "load_adapter"]
+__all__ = ["FORMAT", "SHIPPED", "Learned", "ScoringNetworks", "adapter_bytes", "load_adapter"]
 
 FORMAT = "tokensieve-select-2"
+SHIPPED = "vit-s14"
 HIDDEN = 32
 FACTS = 3  # log distance, log share of importance, log size
 BOUND = 4.0  # a price is never changed by more than exp(4) either way
@@ -100,7 +102,8 @@ class Learned(SieveMethod):
     to keep the untouched model's image feature (`tokensieve train select`), and starts as 0: untrained, this is sieve.
     Selection and merging are sieve's, budgets are exact.
 
-    adapter: the safetensors file that training wrote (or the networks themselves). It belongs to one model.
+    adapter: the safetensors file that training wrote (or the networks themselves). It belongs to one model. "vit-s14"
+    is shipped, for the image tower of the default CLIP.
     """
 
     adapter: str | Path | ScoringNetworks = ""
@@ -155,9 +158,12 @@ def adapter_bytes(networks: ScoringNetworks, facts: Mapping[str, Any], half: boo
 
 
 def load_adapter(path: str | Path) -> ScoringNetworks:
-    """The networks in a file. One that is missing, cut short or something else is an error that names it."""
+    """The networks in a file, or those that are shipped under a name. A file that is missing, cut short or something
+    else is an error that names it."""
     from safetensors import SafetensorError, safe_open
 
+    if path == SHIPPED:
+        path = Path(str(resources.files("tokensieve.methods") / "data" / f"{SHIPPED}.safetensors"))
     if not Path(path).is_file():
         raise MissingMaterialError(f"adapter {path}: there is no such file")
     try:

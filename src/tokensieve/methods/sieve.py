@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core.merge import slot_of
@@ -37,6 +38,8 @@ class SieveMethod(Method):
     heads: their mean over all heads, ToMe's space, loses some of what tells patches apart, and every head by itself
     costs more time than it gives. The removal is geometric by default, the same share at every block, which was best
     for ToMe too. Evidence: benchmarks/sieve.md.
+
+    Between a vision tower and a language model patches are compared after the projector, as that model will see them.
 
     log(size) counts a little less than fully in later attention (0.85): the patches behind a merged token are alike,
     not equal, and its mean key draws more attention than they did one by one.
@@ -74,14 +77,20 @@ class SieveMethod(Method):
         Cosines to patches that are less important are 8 lower, out of everyone's reach.
         """
         importance, order = view.importance().sort(dim=1, descending=True)
-        # rows as the projection left them, all heads of a token side by side: taking them orders them in one pass
-        keys = take_tokens(view.k.transpose(1, 2).flatten(2), order + view.prefix)
-        keys = unit_keys(keys, view.k.shape[1], self.parts)
+        keys = self._compared(view, order)
         worse = torch.full((view.n - 1, view.n), -8.0, dtype=keys.dtype, device=keys.device).triu_(diagonal=1)
         alike = (keys[:, 1:] @ keys.transpose(1, 2)).add_(worse)
         distance = (1.0 - alike.amax(dim=-1)).clamp_min(0.0)
         share = importance / importance.mean(dim=1, keepdim=True)
         return order, alike, self.price(view, order[:, 1:], distance, share[:, 1:])
+
+    def _compared(self, view: TokenView, order: Tensor) -> Tensor:
+        """(B, N, C) unit vectors of the patches in this order, whose products say how alike they are."""
+        if view.stage == "projector":
+            return F.normalize(take_tokens(view.joint, order), dim=-1)
+        # rows as the projection left them, all heads of a token side by side: taking them orders them in one pass
+        keys = take_tokens(view.k.transpose(1, 2).flatten(2), order + view.prefix)
+        return unit_keys(keys, view.k.shape[1], self.parts)
 
     def price(self, view: TokenView, order: Tensor, distance: Tensor, share: Tensor) -> Tensor:
         """(B, N-1) what losing each of the patches `order` costs. All arguments are (B, N-1).

@@ -319,7 +319,7 @@ class Pass:
             size=size, origin=_rows(self._origin(before), rows).gather(1, place),
             depth=index / self.attachment.depth, text=None if text is None else at_start(text),
             project=lambda _: at_start(place), text_valid=None if text is None else asked.gather(1, text),
-            sentence=sentence,
+            sentence=sentence, stage="decoder",
         )  # fmt: skip
 
     def _sentence(

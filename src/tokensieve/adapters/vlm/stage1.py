@@ -164,6 +164,7 @@ def _view(
         tokens, lambda row: part("q_proj", row), lambda row: part("k_proj", row),
         scale=1.0 if block is None else float(block.self_attn.scale), prefix=encoded.prefix, has_cls=encoded.has_cls,
         depth=encoded.depth, text=text, text_valid=text_valid, project=projector,
+        stage="projector",
     )  # fmt: skip
 
 
