@@ -63,6 +63,14 @@ def test_merged_tokens_are_mended_by_what_they_stand_for(merged):
     assert torch.equal(whole.apply(view.tokens, 1, 0, None)[0], view.tokens)
 
 
+def test_the_shipped_adapter_fits_the_default_tower():
+    networks = load_adapter("vit-s14")
+    assert (networks.depth, networks.width) == (12, 384)
+    assert networks.shift.abs().sum() > 0  # it was trained
+    with pytest.raises(UnsupportedModelError, match="12 blocks and width 384"):
+        tokensieve.attach(tiny_model("openclip").model, "learned", adapter="vit-s14", keep=9)
+
+
 def _write(path, networks=None, **facts):
     path.write_bytes(adapter_bytes(networks or _networks(), facts))
     return str(path)

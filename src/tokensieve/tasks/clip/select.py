@@ -55,15 +55,15 @@ class SelectConfig:
     2x and 3x possible. kl: weight of the zero-shot logits beside the feature's cosine. every: steps between judgements.
     """
 
-    held_out: int = 128
-    steps: int = 300
+    held_out: int = 96
+    steps: int = 200
     batch_size: int = 16
     lr: float = 4e-3
     weight_decay: float = 0.01
     kl: float = 1.0
     tau: float = 0.5
     keep: tuple[int | float, ...] = ()
-    every: int = 50
+    every: int = 20
     seed: int = 0
 
     def __post_init__(self) -> None:
