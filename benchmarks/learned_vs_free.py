@@ -1,6 +1,6 @@
 """A trained selection against the training-free methods on the default CLIP and CIFAR-10: a table and a record.
 
-    python benchmarks/learned_vs_free.py --adapter runs/select.safetensors            half an hour on two quiet cores
+    python benchmarks/learned_vs_free.py                                              the shipped adapter, half an hour
     python benchmarks/learned_vs_free.py --adapter FILE --images 300 --probe 500      a first look
 
 All methods remove geometrically and get the budget that makes 2x and 3x possible by MACs. Judged on test images: cosine
@@ -33,7 +33,9 @@ from tokensieve.zoo import vit_s14
 from tokensieve.zoo.cifar10 import load_cifar10
 
 TARGETS = (2.0, 3.0)
-FREE: dict[str, dict[str, bool]] = {"sieve": {}, "tome": {}, "evit": {"fold": True}, "anchor": {"fold": True}}
+FREE: dict[str, dict[str, bool]] = {
+    "sieve": {}, "tome": {}, "pitome": {}, "evit": {"fold": True}, "anchor": {"fold": True}
+}  # fmt: skip
 console = Console(width=130)
 
 
@@ -147,7 +149,9 @@ def show(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--adapter", required=True, help="what `tokensieve train select` wrote")
+    parser.add_argument(
+        "--adapter", default="vit-s14", help="what `tokensieve train select` wrote; default: the shipped one"
+    )
     parser.add_argument("--images", type=int, default=2000, help="test images to judge on")
     parser.add_argument("--probe", type=int, default=8000, help="training images for the probe")
     parser.add_argument("--batch", type=int, default=16)
