@@ -25,7 +25,7 @@ _BUILT_IN: dict[str, tuple[str, str, str]] = {
     "vispruner": ("vispruner", "VisPruner", "important by CLS attention, then duplicates removed (2412.01818)"),
     "cdpruner": ("cdpruner", "CDPruner", "determinantal choice conditioned on a text, one cut (2506.10967)"),
     "sieve": ("sieve", "SieveMethod", "ours: merge what a more important patch stands for already"),
-    "learned": ("learned", "Learned", "ours: sieve with prices trained on a model, needs adapter=FILE"),
+    "learned": ("learned", "Learned", "ours: sieve, mended and priced by training on a model; needs adapter=FILE"),
     "visionzip": ("visionzip", "VisionZip", "dominant by CLS attention, the rest into contextual tokens (2412.04467)"),
     "prumerge": ("prumerge", "PruMerge", "CLS-attention outliers, the rest merged into them by keys (2403.15388)"),
     "fastv": ("fastv", "FastV", "top by the last token's attention, before layer 2 (2403.06764)"),
