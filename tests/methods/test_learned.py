@@ -1,6 +1,7 @@
 """learned: untrained it is sieve; trained it obeys its networks, written out as loops; wrong files are named."""
 
 import copy
+import hashlib
 import io
 import pickle
 
@@ -13,8 +14,9 @@ import tokensieve
 from tokensieve.adapters.attach import attachment_of
 from tokensieve.core.view import TokenView
 from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError
-from tokensieve.methods.learned import BOUND, Learned, ScoringNetworks, adapter_bytes, load_adapter
+from tokensieve.methods.learned import BOUND, Learned, ScoringNetworks, adapter_bytes, adapter_file, load_adapter
 from tokensieve.methods.sieve import SieveMethod
+from tokensieve.tasks.clip.config import SieveConfig
 from tokensieve.testing import contract_cases, tiny_model
 
 DEPTH, WIDTH = 4, 8
@@ -67,6 +69,8 @@ def test_the_shipped_adapter_fits_the_default_tower():
     networks = load_adapter("vit-s14")
     assert (networks.depth, networks.width) == (12, 384)
     assert networks.shift.abs().sum() > 0  # it was trained
+    named = SieveConfig(method="learned", keep=57, options={"adapter": "vit-s14"}).plain()
+    assert named["adapter_sha256"] == hashlib.sha256(adapter_file("vit-s14").read_bytes()).hexdigest()
     with pytest.raises(UnsupportedModelError, match="12 blocks and width 384"):
         tokensieve.attach(tiny_model("openclip").model, "learned", adapter="vit-s14", keep=9)
 

@@ -21,7 +21,7 @@ from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedMode
 from tokensieve.methods.base import check
 from tokensieve.methods.sieve import SieveMethod
 
-__all__ = ["FORMAT", "SHIPPED", "Learned", "ScoringNetworks", "adapter_bytes", "load_adapter"]
+__all__ = ["FORMAT", "SHIPPED", "Learned", "ScoringNetworks", "adapter_bytes", "adapter_file", "load_adapter"]
 
 FORMAT = "tokensieve-select-2"
 SHIPPED = "vit-s14"
@@ -157,13 +157,19 @@ def adapter_bytes(networks: ScoringNetworks, facts: Mapping[str, Any], half: boo
     return save(state, metadata=about)
 
 
+def adapter_file(path: str | Path) -> Path:
+    """The file of an adapter that is given by its path, or by the name of the one that is shipped."""
+    if path == SHIPPED:
+        return Path(str(resources.files("tokensieve.methods") / "data" / f"{SHIPPED}.safetensors"))
+    return Path(path)
+
+
 def load_adapter(path: str | Path) -> ScoringNetworks:
     """The networks in a file, or those that are shipped under a name. A file that is missing, cut short or something
     else is an error that names it."""
     from safetensors import SafetensorError, safe_open
 
-    if path == SHIPPED:
-        path = Path(str(resources.files("tokensieve.methods") / "data" / f"{SHIPPED}.safetensors"))
+    path = adapter_file(path)
     if not Path(path).is_file():
         raise MissingMaterialError(f"adapter {path}: there is no such file")
     try:

@@ -77,7 +77,9 @@ class SieveConfig:
         plain = asdict(self) | {"options": dict(self.options)}
         adapter = self.options.get("adapter")
         if adapter:
-            plain["adapter_sha256"] = hashlib.sha256(Path(adapter).read_bytes()).hexdigest()
+            from tokensieve.methods.learned import adapter_file  # brings torch, as the adapter itself will
+
+            plain["adapter_sha256"] = hashlib.sha256(adapter_file(adapter).read_bytes()).hexdigest()
         return plain
 
 
