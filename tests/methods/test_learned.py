@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 
 import tokensieve
 from tokensieve.adapters.attach import attachment_of
+from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError
 from tokensieve.methods.learned import BOUND, Learned, ScoringNetworks, adapter_bytes, adapter_file, load_adapter
@@ -50,9 +51,7 @@ def test_merged_tokens_are_mended_by_what_they_stand_for(merged):
     given = view.size if merged else None
     found = Learned(adapter=networks).reduce(view, 6)
     out, size = found.apply(view.tokens, 1, 0, given)
-    plain, same = (
-        SieveMethod().reduce(view, 6).__class__(found.keep, found.drop, found.into).apply(view.tokens, 1, 0, given)
-    )
+    plain, same = Reduction(found.keep, found.drop, found.into).apply(view.tokens, 1, 0, given)
     assert torch.equal(size, same)
     for b in range(2):
         for k in range(6):

@@ -420,7 +420,16 @@ def _as_process(rank: int, lines: list[list[str]]) -> None:
     os._exit(max(main(line) for line in lines))
 
 
-def test_two_real_processes_share_the_shards(tiny, big, tmp_path, capfd):
+@pytest.fixture
+def one_thread():
+    """As each of several processes has: sums in another order differ in their last bits."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_two_real_processes_share_the_shards(tiny, big, tmp_path, capfd, one_thread):
     """At the same time: each shard once, one result, and it is that of one process."""
     model = [*tiny.model, "--batch_size", "8", "--num_workers", "0"]
     lines = [

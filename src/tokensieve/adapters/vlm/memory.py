@@ -14,7 +14,7 @@ from torch import Tensor
 from tokensieve.adapters.vlm.stats import Stats
 from tokensieve.errors import UnsupportedModelError
 
-__all__ = ["Memory", "attention_mask", "check_cache", "join_louder", "join_valid", "past_length"]
+__all__ = ["Memory", "attention_mask", "check_cache", "join_keys", "past_length"]
 
 _NAME = "_tokensieve"
 
@@ -61,30 +61,18 @@ def past_length(cache: Any, layer: int) -> int:
     return 0 if cache is None else int(cache.get_seq_length(layer))
 
 
-def join_valid(
-    past: Tensor | None, new: Tensor | None, batch: int, before: int, here: int, like: Tensor
+def join_keys(
+    past: Tensor | None, new: Tensor | None, batch: int, before: int, here: int, like: Tensor, fill: bool | float
 ) -> Tensor | None:
-    """(B, before + here) what counts of the cached keys and the new ones; None where all does."""
+    """(B, before + here) what is known of the cached keys and of the new ones, `fill` where nothing is said; None where
+    nothing is said of any."""
     if past is None and new is None:
         return None
-    if past is None:
-        past = torch.ones(batch, before, dtype=torch.bool, device=like.device)
-    if new is None:
-        new = torch.ones(batch, here, dtype=torch.bool, device=like.device)
+    past = torch.full((batch, before), fill, device=like.device) if past is None else past
+    new = torch.full((batch, here), fill, device=like.device) if new is None else new
     if past.shape[0] != new.shape[0]:
         raise UnsupportedModelError(f"the cache is of {past.shape[0]} prompts, this step has {new.shape[0]}")
     return torch.cat([past[:, :before], new], dim=1)
-
-
-def join_louder(
-    past: Tensor | None, new: Tensor | None, batch: int, before: int, here: int, like: Tensor
-) -> Tensor | None:
-    """(B, before + here) what is added to the logits of the cached keys and of the new ones; None where nothing is."""
-    if past is None and new is None:
-        return None
-    past = torch.zeros(batch, before, device=like.device) if past is None else past[:, :before]
-    new = torch.zeros(batch, here, device=like.device) if new is None else new
-    return torch.cat([past, new], dim=1)
 
 
 def attention_mask(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensieve.adapters.vlm.memory import Memory, join_valid, past_length
+from tokensieve.adapters.vlm.memory import Memory, join_keys, past_length
 from tokensieve.adapters.vlm.run import Layout, Pass
 from tokensieve.adapters.vlm.stage1 import Encoded, Prompt, encode, images_of_rows, project, shorten
 from tokensieve.adapters.vlm.stats import Stats, now
@@ -176,7 +176,7 @@ class SievedLlava:
         if new is not None and bool(new.all()):
             new = None
         run.layout = Layout(valid=new)
-        joined = join_valid(known.valid.get(0), new, _length(given, 0), before, here, _any_tensor(given))
+        joined = join_keys(known.valid.get(0), new, _length(given, 0), before, here, _any_tensor(given), True)
         if joined is not None:
             given["attention_mask"] = joined.long()
         elif mask is not None and mask.shape[1] != before + here:
@@ -244,7 +244,7 @@ class SievedLlava:
         n = images.tokens.shape[1] - images.prefix
         rows = images_of_rows(vision, n, len(images.pooler_output))
         run.stats.vision_seconds += images.seconds
-        features = project(run, self, images, embeds, vision, valid)
+        features, size = project(run, self, images, embeds, vision, valid)
         positions = given["position_ids"]
         if positions is None:
             seen = run.memory.next(cache)
@@ -258,10 +258,11 @@ class SievedLlava:
             earlier = 0 if run.memory.shift is None else run.memory.shift
             positions, run.memory.shift = positions - earlier, earlier + gone
         here = None if mask is None else mask[:, -vision.shape[1] :]
-        prompt = shorten(run, Prompt(embeds, vision, here, positions), features, rows, n, renumber)
+        prompt = shorten(run, Prompt(embeds, vision, here, positions), features, size, rows, n, renumber)
         run.layout.valid = _validity(prompt.attention, 0, run, None)
         run.memory.ahead = following - (before + prompt.embeds.shape[1])
-        whole = join_valid(run.memory.valid.get(0), run.layout.valid, len(rows), before, prompt.embeds.shape[1], embeds)
+        length = prompt.embeds.shape[1]
+        whole = join_keys(run.memory.valid.get(0), run.layout.valid, len(rows), before, length, embeds, True)
         if whole is None:  # said even so: positions with gaps and no mask look like packed sequences
             whole = torch.ones(len(rows), before + prompt.embeds.shape[1], dtype=torch.bool, device=embeds.device)
         given.update(input_ids=None, inputs_embeds=prompt.embeds, attention_mask=whole.long(),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from tokensieve.adapters.vlm.memory import Memory, attention_mask, check_cache, join_louder, join_valid, past_length
+from tokensieve.adapters.vlm.memory import Memory, attention_mask, check_cache, join_keys, past_length
 from tokensieve.adapters.vlm.stats import Stats, timed
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.sentence import Sentence
@@ -107,9 +107,6 @@ class Pass:
         self.layout = Layout()
         self.memory = Memory(Stats())
         self.reductions: dict[int, list[Reduction]] = {}
-        self.merged: Tensor | None = (
-            None  # (I, K) what each token stands for after stage 1, where it averaged something
-        )
         self.kept: dict[int, Tensor] = {}  # -1: stage 1
         self.scores: dict[int, Tensor] = {}
         self.prefill = False
@@ -168,16 +165,17 @@ class Pass:
         stretch = Stretch(rotary, valid=at.valid, size=at.size, left=at.left, mask=mask, louder=at.louder)
         self.stretches = {-1: stretch}
         if 0 not in self.attachment.at:
-            own = self._remember(0, stretch, hidden, cache, kind)
-            if self.memory.louder[0] is not None:
-                stretch.mask, stretch.own_mask = own, True
+            self._remember(0, stretch, hidden, cache, kind)
 
-    def _remember(self, start: int, stretch: Stretch, hidden: Tensor, cache: Any, kind: str) -> Tensor | None:
-        """Note which keys of the layers from `start` on count, and how much. The mask that says so."""
+    def _remember(self, start: int, stretch: Stretch, hidden: Tensor, cache: Any, kind: str) -> None:
+        """Note which keys of the layers from `start` on count and how much, in a mask where one must say it."""
         memory, (batch, here), past = self.memory, hidden.shape[:2], past_length(cache, start)
-        memory.valid[start] = join_valid(memory.valid.get(start), stretch.valid, batch, past, here, hidden)
-        memory.louder[start] = join_louder(memory.louder.get(start), stretch.louder, batch, past, here, hidden)
-        return attention_mask(kind, memory.valid[start], here, past + here, hidden, memory.louder[start])
+        valid = join_keys(memory.valid.get(start), stretch.valid, batch, past, here, hidden, True)
+        louder = join_keys(memory.louder.get(start), stretch.louder, batch, past, here, hidden, 0.0)
+        memory.valid[start], memory.louder[start] = valid, louder
+        stretch.own_mask = stretch.own_mask or louder is not None
+        if stretch.own_mask:
+            stretch.mask = attention_mask(kind, valid, here, past + here, hidden, louder)
 
     def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
         """Begin the stretch of layer `index`, with fewer tokens where there are vision tokens to leave."""
@@ -186,9 +184,9 @@ class Pass:
         if self.layout.vision is not None:
             hidden = self._cut(index, hidden, before, stretch)
         self.stretches[index] = stretch
-        own = self._remember(index, stretch, hidden, cache, kind)
         stretch.own_mask = stretch.base is not None or before.own_mask or bool(past_length(cache, index))
-        stretch.mask = own if stretch.own_mask else before.mask
+        stretch.mask = before.mask
+        self._remember(index, stretch, hidden, cache, kind)
         return hidden
 
     def _count(self, index: int, hidden: Tensor, stretch: Stretch) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.adapters.vlm.handle import VlmAttachment, attach_vlm
+from tokensieve.adapters.vlm.memory import attention_mask
 from tokensieve.adapters.vlm.run import Pass, Rotary, Stretch, louder_by, marked_places
 from tokensieve.core.budget import Keep
 from tokensieve.core.gate import existence_bias, fold_masses, keep_gate, keep_probability
@@ -125,13 +126,11 @@ class SoftPass(Pass):
         if kind not in ("sdpa", "eager"):
             raise UnsupportedModelError(f"attention implementation {kind!r}: training knows sdpa and eager")
         assert self.exists is not None
-        length = hidden.shape[1]
-        seen = torch.ones(length, length, dtype=torch.bool, device=hidden.device).tril().expand(len(hidden), 1, -1, -1)
-        if self.layout.valid is not None:
-            seen = seen & self.layout.valid[:, None, None, :]
-        bias = existence_bias(self.exists, _NOTHING)
-        bias = (bias if louder is None else bias + louder)[:, None, None, :].to(hidden.dtype)
-        return torch.where(seen, bias, torch.finfo(hidden.dtype).min)
+        bias, length = existence_bias(self.exists, _NOTHING), hidden.shape[1]
+        bias = bias if louder is None else bias + louder
+        mask = attention_mask(kind, self.layout.valid, length, length, hidden, bias)
+        assert mask is not None
+        return mask
 
 
 def attach_soft(

@@ -106,8 +106,11 @@ def images_of_rows(vision: Tensor, patches: int, images: int) -> list[int]:
     return [count // patches for count in counts]
 
 
-def project(run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Tensor, valid: Tensor | None) -> Tensor:
-    """(I, K, D) the features that the language model gets; `run` notes which tokens they are."""
+def project(
+    run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Tensor, valid: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """(I, K, D) the features that the language model gets, and (I, K) what each stands for, None where nothing was
+    averaged; `run` notes which tokens they are."""
     attachment: VlmAttachment = run.attachment
     method = attachment.first
     assert method is not None
@@ -117,7 +120,7 @@ def project(run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Ten
     rows = images_of_rows(vision, n, tokens.shape[0])
     if keep >= n:
         _note(run, torch.arange(n, device=tokens.device).expand(tokens.shape[0], -1), None, rows, n)
-        return cast(Tensor, model.multi_modal_projector(tokens[:, prefix:]))
+        return model.multi_modal_projector(tokens[:, prefix:]), None
     with timed(run.stats, "overhead_seconds", tokens.device):
         learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
@@ -127,10 +130,10 @@ def project(run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Ten
             reduction = method.reduce(view, keep)
         if reduction.extra is not None:
             raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
-        out, run.merged = reduction.apply(tokens, prefix)
+        out, size = reduction.apply(tokens, prefix)
     run.reductions[-1] = [reduction]
     _note(run, reduction.keep, reduction.scores, rows, n)
-    return cast(Tensor, model.multi_modal_projector(out[:, prefix:]))
+    return model.multi_modal_projector(out[:, prefix:]), size
 
 
 def _questions(asked: Tensor | None, embeds: Tensor, rows: list[int]) -> tuple[Tensor | None, Tensor | None]:
@@ -185,7 +188,9 @@ def _note(run: Pass, keep: Tensor, scores: Tensor | None, rows: list[int], n: in
         run.scores[-1] = noted
 
 
-def shorten(run: Pass, prompt: Prompt, features: Tensor, rows: list[int], patches: int, renumber: bool) -> Prompt:
+def shorten(
+    run: Pass, prompt: Prompt, features: Tensor, size: Tensor | None, rows: list[int], patches: int, renumber: bool
+) -> Prompt:
     """Take the placeholders out of the prompt that stage 1 left no feature for, and put the features in.
 
     Rows with fewer images lose fewer: the others are filled up with tokens that nothing sees. Sets run.layout.
@@ -213,8 +218,8 @@ def shorten(run: Pass, prompt: Prompt, features: Tensor, rows: list[int], patche
         vision=left, origin=origin.gather(1, index), left=[images * k for images in rows], place=index,
         gaps=not renumber,
     )  # fmt: skip
-    if run.merged is not None:
+    if size is not None:
         assert run.attachment.first is not None
-        run.layout.size = torch.ones(left.shape, device=left.device).masked_scatter(left, run.merged.float())
+        run.layout.size = torch.ones(left.shape, device=left.device).masked_scatter(left, size.float())
         run.layout.louder = louder_by(run.attachment.first, run.layout.size)
     return Prompt(embeds, left, attention, positions.gather(1, index))

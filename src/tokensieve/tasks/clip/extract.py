@@ -96,27 +96,32 @@ def extract_clip(
     number of images, after each batch.
     """
     parts = Parts(folder, config.settings(), ENDING)
-    todo = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
+    pending = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
     session = Session(config.reduction, loader or Loader(), "open_clip", speed_batches=0)
     tally = Tally(strict, say=say)
-    if todo:
-        _run(config, session, todo, parts, tally, tick)
+    if pending:
+        _run(config, session, pending, parts, tally, tick)
     done = sum(parts.path(shard).exists() for shard in shards)
     tally.end(done, len(shards))
-    return Extraction(tally.images, tally.bad, done, len(shards), session.facts() if todo else {}, session.warnings)
+    return Extraction(tally.images, tally.bad, done, len(shards), session.facts() if pending else {}, session.warnings)
 
 
 @torch.inference_mode()
 def _run(
-    config: ExtractConfig, session: Session, todo: list[Shard], parts: Parts, tally: Tally, tick: Callable[[int], None]
+    config: ExtractConfig,
+    session: Session,
+    pending: list[Shard],
+    parts: Parts,
+    tally: Tally,
+    tick: Callable[[int], None],
 ) -> None:
     device = this_device()
     model, transform, _ = session.load(config.model, config.pretrained, None, device)
     encode: Any = model.encode_image
     open_: dict[int, tuple[list[str], list[Tensor], list[tuple[str, str]]]] = {}
-    for piece in pieces(todo, transform, batch_size=config.batch_size, workers=config.workers):
+    for piece in pieces(pending, transform, batch_size=config.batch_size, workers=config.workers):
         keys, found, bad = open_.setdefault(piece.place, ([], [], []))
-        shard = todo[piece.place]
+        shard = pending[piece.place]
         tally.note(piece, shard)
         keys += piece.keys
         bad += piece.bad

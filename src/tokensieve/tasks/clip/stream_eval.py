@@ -74,9 +74,9 @@ def run_streamed(
     with mended(session, job.args.dataset):
         names, classifier = _classifier(job, model, transform, tokenizer, device)
     session.set_text(classifier.t())
-    todo = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
+    pending = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
     tally = Tally(strict, say=say)
-    _count(job, todo, parts, tally, model, transform, classifier, device, tick)
+    _count(job, pending, parts, tally, model, transform, classifier, device, tick)
     done = sum(parts.path(shard).exists() for shard in shards)
     tally.end(done, len(shards))
     if done < len(shards):
@@ -119,17 +119,17 @@ def _classifier(job: Job, model: Any, transform: Any, tokenizer: Any, device: st
 
 @torch.no_grad()
 def _count(
-    job: Job, todo: list[Shard], parts: Parts, tally: Tally, model: Any, transform: Any, classifier: Tensor,
+    job: Job, pending: list[Shard], parts: Parts, tally: Tally, model: Any, transform: Any, classifier: Tensor,
     device: str, tick: Callable[[int], None],
 ) -> None:  # fmt: skip
     """For each shard and class: images, those whose best guess is right, those right among the best five."""
     args, classes = job.args, classifier.shape[1]
     open_: dict[int, tuple[Tensor, list[tuple[str, str]]]] = {}
     for piece in pieces(
-        todo, transform, batch_size=args.batch_size, workers=args.num_workers, classes=classes
+        pending, transform, batch_size=args.batch_size, workers=args.num_workers, classes=classes
     ):  # fmt: skip
         counts, bad = open_.setdefault(piece.place, (torch.zeros(3, classes, dtype=torch.int64), []))
-        shard = todo[piece.place]
+        shard = pending[piece.place]
         tally.note(piece, shard)
         bad += piece.bad
         if piece.pixels is not None:

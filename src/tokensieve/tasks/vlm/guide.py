@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokensieve.adapters.vlm.memory import attention_mask
 from tokensieve.tasks.vlm.batches import Batch
 from tokensieve.tasks.vlm.losses import answer_positions, margins
 
@@ -24,10 +25,7 @@ def answer_slopes(model: Any, embeds: Tensor, batch: Batch) -> tuple[Tensor, Ten
     language = model.model.language_model
     bias = torch.zeros(len(language.layers), *batch.ids.shape, dtype=embeds.dtype, device=embeds.device)
     bias.requires_grad_(True)
-    length = batch.ids.shape[1]
-    seen = torch.ones(length, length, dtype=torch.bool, device=bias.device).tril()
-    seen = seen & batch.mask.bool()[:, None, None, :]
-    with torch.enable_grad(), _heard(language.layers, seen, bias):
+    with torch.enable_grad(), _heard(language.layers, batch.mask.bool(), bias):
         out = language(inputs_embeds=embeds, attention_mask=batch.mask, use_cache=False)
         states = answer_positions(out.last_hidden_state, batch.answers)
         (slope,) = torch.autograd.grad(margins(model.lm_head(states), batch.answers).sum(), bias)
@@ -35,12 +33,13 @@ def answer_slopes(model: Any, embeds: Tensor, batch: Batch) -> tuple[Tensor, Ten
 
 
 @contextmanager
-def _heard(layers: Any, seen: Tensor, bias: Tensor) -> Iterator[None]:
-    """Each layer with a bias (B, L) on its keys, for every query that may see them: seen (B, 1, L, L)."""
+def _heard(layers: Any, valid: Tensor, bias: Tensor) -> Iterator[None]:
+    """Layer i with bias[i] (B, L) on its keys, for every query that may see them; valid: (B, L)."""
 
     def hook(index: int) -> Any:
         def change(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-            mask = torch.where(seen, bias[index][:, None, None, :], torch.finfo(bias.dtype).min)
+            own, length = bias[index], bias.shape[2]
+            mask = attention_mask(layer.self_attn.config._attn_implementation, valid, length, length, own, own)
             return args, kwargs | {"attention_mask": mask}
 
         return change
