@@ -48,7 +48,7 @@ def test_bipartite_merges_the_r_most_similar(seed, r):
         for i in source[b].tolist():
             goal = max(target[b].tolist(), key=lambda j: cos(m[i], m[j]))
             best[i] = (cos(m[i], m[goal]), goal)
-        gone = sorted(sorted(best, key=lambda i: -best[i][0])[:r])
+        gone = sorted(best, key=lambda i: -best[i][0])[:r]
         kept = [i for i in range(9) if i not in gone]
         assert got.keep[b].tolist() == kept
         assert got.drop[b].tolist() == gone

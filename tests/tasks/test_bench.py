@@ -105,13 +105,13 @@ def test_candidates_are_all_there_and_reduce_what_they_say() -> None:
     model, size = tiny()
     found = speed.candidates_of(model, config())
     assert [c.name for c in found] == [
-        "stock 1.0", "sdpa 1.0", "keep-all 1.0", "evit 0.5", "evit 0.25", "tome 0.5", "tome 0.25",
+        "stock 1.0", "sdpa 1.0", "no-cut 1.0", "keep-all 1.0", "evit 0.5", "evit 0.25", "tome 0.5", "tome 0.25",
     ]  # fmt: skip
     with torch.inference_mode():
         for c in found:
             c.model(images(2, size))
     ends = [c.handle.cost().tokens_per_layer[-1] for c in found if c.handle]
-    assert ends == [37, 37, 1 + 18 + 1, 1 + 9 + 1, 1 + 18, 1 + 9]  # evit has one token made of the rest
+    assert ends == [37, 37, 37, 1 + 18 + 1, 1 + 9 + 1, 1 + 18, 1 + 9]  # evit has one token made of the rest
 
 
 # -- rows ---------------------------------------------------------------------------------------------------------
@@ -167,9 +167,9 @@ def test_a_whole_run_goes_into_one_record_and_its_tables(tmp_path: Path) -> None
     assert again.config["keep"] == [0.5, 0.25]
     assert again.hardware["threads"] == 1
     assert again.rows == json.loads(json.dumps(record.rows))
-    assert [row["part"] for row in again.rows] == ["speed"] * 14 + ["share"] * 2
-    assert all(len(row["ms_rounds"]) == 3 for row in again.rows[:14])
-    assert [table.row_count for table in bench_tables(again.rows)] == [14, 2]
+    assert [row["part"] for row in again.rows] == ["speed"] * 16 + ["share"] * 2
+    assert all(len(row["ms_rounds"]) == 3 for row in again.rows[:16])
+    assert [table.row_count for table in bench_tables(again.rows)] == [16, 2]
 
 
 def test_share_is_of_the_block_with_the_selection() -> None:

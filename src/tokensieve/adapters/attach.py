@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import FusingTower, Run, SievedBlocks, sieved_class
 from tokensieve.adapters.family import Family
+from tokensieve.adapters.few_rows import FewRows, wants_few_rows
 from tokensieve.adapters.openclip import OpenClipFamily
 from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
@@ -229,6 +230,8 @@ class Attachment:
         for index, block in enumerate(blocks):
             if self._touches(index):
                 block.__dict__["_sieve_index"] = index
+                if self.mode == "prune":  # the other modes run the model bit for bit
+                    self._swap_linear(block)
                 self._swap(block, sieved_class(self.family.block_mixin, type(block)))
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
@@ -242,6 +245,10 @@ class Attachment:
         if self.mode == "prune":
             return self.reduces
         return index in self.at or (self.mode == "fuse" and index == self.depth - 1)
+
+    def _swap_linear(self, block: nn.Module) -> None:
+        for module in filter(wants_few_rows, block.modules()):
+            self._swap(module, sieved_class(FewRows, type(module)))
 
     def _swap(self, module: nn.Module, cls: type) -> None:
         self._before.append((module, type(module)))

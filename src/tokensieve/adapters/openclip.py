@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
+from tokensieve.adapters.few_rows import to_heads
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -42,10 +42,7 @@ class OpenClipBlock(SievedBlock):
         if kwargs.get("attn_mask") is not None or any(a is not None for a in args):
             raise UnsupportedModelError("a reduced encoder takes no attention mask")
         attn = self.attn
-        heads = attn.num_heads
-        qkv = F.linear(self.ln_1(x), attn.in_proj_weight, attn.in_proj_bias)
-        batch, length, width = qkv.shape
-        q, k, v = qkv.view(batch, length, 3, heads, width // (3 * heads)).permute(2, 0, 3, 1, 4).unbind(0)
+        q, k, v = to_heads(self.ln_1(x), attn.in_proj_weight, attn.in_proj_bias, 3 * attn.num_heads).chunk(3, dim=1)
         if hasattr(attn, "ln_q"):
             q, k = attn.ln_q(q), attn.ln_k(k)
         return q, k, v, float(q.shape[-1]) ** -0.5

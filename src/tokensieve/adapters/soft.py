@@ -83,7 +83,7 @@ class SoftRun(Run):
             seen = state._replace(size=None if state.size is None else state.size.detach())
             view = self.view(block, seen, tokens, q, k, None, scale)
         order, _, price = method.rank(view)
-        log_price = price.clamp_min(torch.finfo(price.dtype).tiny).log()
+        log_price = price[:, 1:].clamp_min(torch.finfo(price.dtype).tiny).log()
         log_price = torch.cat([log_price.detach().amax(dim=1, keepdim=True), log_price], dim=1)
         log_price = torch.empty_like(log_price).scatter(1, order, log_price)
         return reduction, origin, keep_gate(log_price, reduction.mask(order.shape[1]), self.tau)

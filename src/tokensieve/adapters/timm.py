@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
+from tokensieve.adapters.few_rows import to_heads
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -40,18 +40,14 @@ class TimmBlock(SievedBlock):
             raise UnsupportedModelError("a reduced encoder takes no attention mask and no causal flag")
         attn = self.attn
         x = self.norm1(x)
-        batch, length, _ = x.shape
         if getattr(attn, "qkv", None) is not None:
             bias = attn.qkv.bias
             if getattr(attn, "q_bias", None) is not None:
                 bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-            qkv = F.linear(x, attn.qkv.weight, bias)
-            q, k, v = qkv.view(batch, length, 3, attn.num_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+            q, k, v = to_heads(x, attn.qkv.weight, bias, 3 * attn.num_heads).chunk(3, dim=1)
         else:
-            q, k, v = (
-                part(x).view(batch, length, attn.num_heads, -1).transpose(1, 2)
-                for part in (attn.q_proj, attn.k_proj, attn.v_proj)
-            )
+            parts = (attn.q_proj, attn.k_proj, attn.v_proj)
+            q, k, v = (part(x).unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)
         q, k = attn.q_norm(q), attn.k_norm(k)
         if rope is not None:
             q, k = self._rotate(q, rope, state).type_as(v), self._rotate(k, rope, state).type_as(v)

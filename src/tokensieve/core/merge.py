@@ -12,7 +12,9 @@ __all__ = ["bipartite", "fold", "slot_of"]
 
 
 def slot_of(keep: Tensor, index: Tensor, n: int) -> Tensor:
-    """The slots 0..K-1 that the tokens `index` (B, R), all of them in keep (B, K), have among the kept ones."""
+    """The slots 0..K-1 that the tokens `index` (B, R), all of them in keep (B, K), have there; keep is ascending."""
+    if not torch.compiler.is_exporting():  # ONNX has no such operator
+        return torch.searchsorted(keep, index)
     slots = torch.zeros(keep.shape[0], n, dtype=torch.int64, device=keep.device)
     slots = slots.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
     return slots.gather(1, index)
@@ -34,8 +36,8 @@ def bipartite(metric: Tensor, source: Tensor, target: Tensor, r: int) -> Reducti
     n = metric.shape[1]
     best = cosine(take_tokens(metric, source), take_tokens(metric, target)).max(dim=-1)
     order = best.values.topk(r, dim=1).indices
-    drop, position = source.gather(1, order).sort(dim=1)
-    goal = target.gather(1, best.indices.gather(1, order).gather(1, position))
+    drop = source.gather(1, order)
+    goal = target.gather(1, best.indices.gather(1, order))
     keep = complement(drop, n)
     scores = torch.ones(metric.shape[:2], dtype=metric.dtype, device=metric.device).scatter(1, source, -best.values)
     return Reduction(keep=keep, drop=drop, into=slot_of(keep, goal, n), scores=scores)

@@ -18,6 +18,8 @@ __all__ = ["Reduction", "complement", "first_rows", "take_tokens"]
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` (B, K) of x (B, L, D) -> (B, K, D). Copies rows; `torch.gather` reads an index a value."""
     batch, length, width = x.shape
+    if batch == 1:  # fewer operations: for one image they are what a cut costs
+        return x.index_select(1, index[0])
     rows = index + first_rows(batch, length, x.device)
     return x.reshape(batch * length, width).index_select(0, rows.flatten()).view(batch, -1, width)
 
@@ -102,7 +104,7 @@ class Reduction:
         # float32 where x is half, as sizes are; one pass over what stays, one over what goes
         acc = out * F.pad(kept / total, (prefix, 0), value=1.0).unsqueeze(-1)
         share = take_tokens(x, self.drop + prefix) * (gone / total.gather(1, self.into)).unsqueeze(-1)
-        rows = self.into + (first_rows(batch, length, x.device) + prefix)
+        rows = self.into + (prefix if batch == 1 else first_rows(batch, length, x.device) + prefix)
         acc = acc.view(-1, width).index_add_(0, rows.flatten(), share.view(-1, width)).view(batch, length, width)
         return acc.to(x.dtype), total
 

@@ -139,7 +139,10 @@ class Learned(SieveMethod):
             )
         facts = torch.stack([distance.float(), share.float(), view.size.gather(1, order).float()], dim=-1)
         change: Tensor = self.networks(self._block(view), view.x, order, facts.clamp_min(1e-4).log())
-        return super().price(view, order, distance, share) * change.exp()
+        price = (super().price(view, order, distance, share) * change.exp())[:, 1:]
+        # no factor may bring the first under another: it is what they are merged into
+        first = 2.0 * price.detach().amax(dim=1, keepdim=True) + torch.finfo(price.dtype).tiny
+        return torch.cat([first, price], dim=1)
 
     @property
     def _name(self) -> str:

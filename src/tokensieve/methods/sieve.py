@@ -60,29 +60,27 @@ class SieveMethod(Method):
         if r == 0:
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
         order, alike, price = self.rank(view)
-        gone = price.topk(r, dim=1, largest=False).indices  # (B, r), rank - 1
-        rows = alike.gather(1, gone.unsqueeze(-1).expand(-1, -1, n))
-        left = torch.zeros_like(order, dtype=alike.dtype).scatter(1, gone + 1, -4.0)
-        target = (rows + left.unsqueeze(1)).argmax(dim=-1)  # by rank; the first always stays
-        drop = order.gather(1, gone + 1)
+        gone = price.topk(r, dim=1, largest=False).indices  # (B, r) ranks; the first rank always stays
+        left = torch.zeros_like(price).scatter(1, gone, -4.0).unsqueeze(1)
+        target = take_tokens(alike, gone).add(left).argmax(dim=-1)
+        drop = order.gather(1, gone)
         stay = complement(drop, n)
-        paid = torch.cat([price.amax(dim=1, keepdim=True), price], dim=1)
-        scores = torch.empty_like(paid).scatter(1, order, paid)
+        shown = torch.minimum(price, price[:, 1:].amax(dim=1, keepdim=True))  # the first's is only higher than any
+        scores = torch.empty_like(price).scatter(1, order, shown)
         return Reduction(keep=stay, drop=drop, into=slot_of(stay, order.gather(1, target), n), scores=scores)
 
     def rank(self, view: TokenView) -> tuple[Tensor, Tensor, Tensor]:
         """What the choice is made by, the patches ordered by falling importance.
 
-        Returns the order (B, N), cosines (B, N-1, N) and prices (B, N-1), both without the first, which never goes.
-        Cosines to patches that are less important are 8 lower, out of everyone's reach.
+        Returns the order (B, N), cosines (B, N, N) and prices (B, N). Cosines to patches that are not more important
+        are 8 lower, out of everyone's reach. The first has only such: it is far from all, and its price the highest.
         """
         importance, order = view.importance().sort(dim=1, descending=True)
         keys = self._compared(view, order)
-        worse = torch.full((view.n - 1, view.n), -8.0, dtype=keys.dtype, device=keys.device).triu_(diagonal=1)
-        alike = (keys[:, 1:] @ keys.transpose(1, 2)).add_(worse)
+        alike = torch.baddbmm(keys.new_full((view.n, view.n), -8.0).triu_(), keys, keys.transpose(1, 2))
         distance = (1.0 - alike.amax(dim=-1)).clamp_min(0.0)
         share = importance / importance.mean(dim=1, keepdim=True)
-        return order, alike, self.price(view, order[:, 1:], distance, share[:, 1:])
+        return order, alike, self.price(view, order, distance, share)
 
     def _compared(self, view: TokenView, order: Tensor) -> Tensor:
         """(B, N, C) unit vectors of the patches in this order, whose products say how alike they are."""
@@ -93,9 +91,9 @@ class SieveMethod(Method):
         return unit_keys(keys, view.k.shape[1], self.parts)
 
     def price(self, view: TokenView, order: Tensor, distance: Tensor, share: Tensor) -> Tensor:
-        """(B, N-1) what losing each of the patches `order` costs. All arguments are (B, N-1).
+        """(B, N) what losing each of the patches `order` costs, the first more than any. All arguments are (B, N).
 
-        distance: to the nearest patch that is more important. share: importance over its mean.
+        distance: to the nearest patch that is more important. share: importance over its mean, falling.
         """
         return distance * share**self.weight
 

@@ -12,14 +12,25 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.attach import Attachment, attach
 from tokensieve.adapters.baseline import attach_fused
+from tokensieve.adapters.few_rows import plain_linear
 from tokensieve.core.cost import Cost
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import build_model, images, twin
 from tokensieve.tasks.bench.timing import interleave, quartiles, ratio
 
-__all__ = ["KEEP_ALL", "SDPA", "STOCK", "Candidate", "candidates_of", "measure_speed", "speed_rows", "target_of"]
+__all__ = [
+    "KEEP_ALL",
+    "NO_CUT",
+    "SDPA",
+    "STOCK",
+    "Candidate",
+    "candidates_of",
+    "measure_speed",
+    "speed_rows",
+    "target_of",
+]
 
-STOCK, SDPA, KEEP_ALL = "stock", "sdpa", "keep-all"
+STOCK, SDPA, NO_CUT, KEEP_ALL = "stock", "sdpa", "no-cut", "keep-all"
 _SPREAD = ("anchor", "evit", "random", "sieve", "divprune")
 
 
@@ -49,10 +60,15 @@ def target_of(method: str, keep: int | float, batch: int) -> float | None:
 
 
 def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
-    """Stock, the SDPA baseline, keep-everything, and every method at every budget; all on the same weights."""
+    """Stock, the SDPA baseline, our own blocks without a cut, keep-everything, and every method at every budget; all on
+    the same weights.
+
+    The third says what comes from linear layers made for few tokens (adapters/few_rows.py) and not from a reduction.
+    """
     out = [Candidate(STOCK, 1.0, model, None)]
-    fused = twin(model)
-    out.append(Candidate(SDPA, 1.0, fused, attach_fused(fused)))
+    for name in (SDPA, NO_CUT):
+        fused = twin(model)
+        out.append(Candidate(name, 1.0, fused, attach_fused(fused)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # keep-everything reduces nothing, as its name and its row say
         for method, keep in [(KEEP_ALL, 1.0), *((m, k) for m in config.methods for k in config.keep)]:
@@ -71,7 +87,7 @@ def measure_speed(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
         candidates = candidates_of(model, config)
         for batch in config.batches_of(name):
             x = images(batch, size, config.device, config.seed)
-            calls = {c.name: partial(_forward, c.model, x) for c in candidates}
+            calls = {c.name: partial(_plain if c.method == SDPA else _forward, c.model, x) for c in candidates}
             times = interleave(calls, config.rounds, config.device, partial(tick, f"speed: {name}, batch {batch}"))
             rows += speed_rows(name, batch, candidates, times)
     return rows
@@ -79,6 +95,11 @@ def measure_speed(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
 
 def _forward(model: nn.Module, x: Tensor) -> None:
     model(x)
+
+
+def _plain(model: nn.Module, x: Tensor) -> None:
+    with plain_linear():
+        model(x)
 
 
 def speed_rows(

@@ -1,0 +1,169 @@
+"""Linear layers by parts: the same numbers as F.linear, wherever it applies, and F.linear itself wherever not."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tokensieve
+from tokensieve.adapters import few_rows as module
+from tokensieve.adapters.few_rows import few_rows, linear, plain_linear, to_heads, wants_few_rows
+from tokensieve.testing.models import tiny_model, tiny_models
+from tokensieve.testing.vlm import tiny_llava
+
+pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL")
+
+
+@pytest.fixture(autouse=True)
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with torch.no_grad():
+        yield
+    torch.set_num_threads(before)
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(1, 197, 48), (2, 100, 48), (16, 48), (320, 48)])
+@pytest.mark.parametrize("out", [256, 384])
+@pytest.mark.parametrize("biased", [True, False])
+def test_the_same_numbers(shape, out, biased, monkeypatch):
+    x, weight, bias = draw(*shape), draw(out, 48, seed=1), draw(out, seed=2) if biased else None
+    wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    monkeypatch.setattr(F, "linear", None)  # not by the usual way
+    assert few_rows(x, weight)
+    found = linear(x, weight, bias)
+    assert found.shape == (*shape[:-1], out)
+    assert found.is_contiguous()
+    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_heads_are_the_usual_heads(biased, batch):
+    x, weight, bias = draw(batch, 33, 40), draw(288, 40, seed=1), draw(288, seed=2) if biased else None
+    assert few_rows(x, weight)
+    found = to_heads(x, weight, bias, 9)
+    with plain_linear():
+        wanted = to_heads(x, weight, bias, 9)
+    assert torch.equal(wanted, F.linear(x, weight, bias).view(batch, 33, 9, 32).transpose(1, 2))
+    assert found.shape == wanted.shape == (batch, 9, 33, 32)
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
+
+
+def test_outputs_that_no_four_parts_share_are_left_alone():
+    x, weight = draw(64, 32), draw(258, 32, seed=1)
+    assert torch.equal(linear(x, weight), F.linear(x, weight))
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["rows", "vectors", "narrow", "double", "gradient", "one thread", "many threads", "autocast", "asked", "subclass"],
+)
+def test_where_it_does_not_apply(case):
+    x, weight = draw(64, 32), draw(256, 32, seed=1)
+    assert few_rows(x, weight)
+    if case == "rows":
+        assert not few_rows(draw(321, 32), weight)
+    elif case == "vectors":
+        assert not few_rows(draw(15, 32), weight)
+    elif case == "narrow":
+        assert not few_rows(x, weight[:252])
+    elif case == "double":
+        assert not few_rows(x.double(), weight.double())
+    elif case == "gradient":
+        with torch.enable_grad():
+            assert not few_rows(x, weight)
+    elif case in ("one thread", "many threads"):
+        torch.set_num_threads(1 if case == "one thread" else 5)
+        assert not few_rows(x, weight)
+    elif case == "autocast":
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert not few_rows(x, weight)
+    elif case == "asked":
+        with plain_linear():
+            assert not few_rows(x, weight)
+        assert few_rows(x, weight)
+    else:
+        assert not few_rows(x, weight.as_subclass(type("Quantised", (torch.Tensor,), {})))
+
+
+def test_which_layers():
+    class Own(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    assert wants_few_rows(nn.Linear(4, 4))
+    assert wants_few_rows(nn.MultiheadAttention(4, 1).out_proj)
+    assert not wants_few_rows(Own(4, 4))
+    assert not wants_few_rows(nn.Conv2d(4, 4, 1))
+
+
+@pytest.fixture
+def wide(monkeypatch):
+    """Small towers have narrow layers; here any width will do."""
+    monkeypatch.setattr(module, "_WIDE", 1)
+    calls: list[int] = []
+    by_parts = module._by_parts
+    monkeypatch.setattr(module, "_by_parts", lambda x, w, b, parts: calls.append(parts) or by_parts(x, w, b, parts))
+    return calls
+
+
+@pytest.mark.parametrize("name", tiny_models())
+def test_a_reduced_tower_differs_by_rounding_only(name, wide):
+    tiny = tiny_model(name)
+    model, x = tiny.model, tiny.images(1)
+    kinds = [type(m) for m in model.modules()]
+    with tokensieve.attach(model, "tome", keep=0.5) as handle:
+        found = tiny.feature(model, x)
+        assert len(wide) >= 4 * handle.depth  # projections, output, both layers of the MLP
+        wide.clear()
+        with plain_linear():
+            wanted = tiny.feature(model, x)
+        assert not wide
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(tiny.feature(twin, x), found)
+            assert wide
+            wide.clear()
+    assert [type(m) for m in model.modules()] == kinds
+
+
+@pytest.mark.parametrize("mode", ["analyse", "keep everything"])
+def test_a_model_that_is_not_reduced_keeps_its_bits(mode, wide):
+    tiny = tiny_model("openclip")
+    model, x = tiny.model, tiny.images(1)
+    before = tiny.feature(model, x)
+    if mode == "analyse":
+        handle = tokensieve.attach(model, "evit", keep=0.5, mode="analyse")
+    else:
+        with pytest.warns(UserWarning, match="nothing is reduced"):
+            handle = tokensieve.attach(model, "evit", keep=1.0)
+    kinds = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
+    with handle:
+        assert torch.equal(tiny.feature(model, x), before)
+    assert kinds == {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
+
+
+def test_the_language_model_of_a_llava_too(wide):
+    tiny = tiny_llava()
+    prompts = tiny.prompts([(3, 1, 4)])
+    kinds = [type(m) for m in tiny.model.modules()]
+    with tokensieve.attach(tiny.model, "fastv", keep=0.5):
+        found = tiny.model(**prompts).logits
+        assert len(wide) == 7 * tiny.layers
+        with plain_linear():
+            wanted = tiny.model(**prompts).logits
+        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+        wide.clear()
+        tiny.model.generate(**prompts, max_new_tokens=3, do_sample=False)
+        assert len(wide) == 7 * tiny.layers  # the prompt; a token at a time is no case for it
+    assert [type(m) for m in tiny.model.modules()] == kinds
