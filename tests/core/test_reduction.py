@@ -194,6 +194,7 @@ def test_take_tokens_and_complement(seed):
     for b in range(2):
         for slot, i in enumerate(kept[b].tolist()):
             assert torch.equal(taken[b, slot], x[b, i])
+        assert torch.equal(take_tokens(x[b : b + 1], kept[b : b + 1]), taken[b : b + 1])
     assert torch.equal(complement(kept, 7), gone)
     assert complement(torch.arange(7).expand(2, -1), 7).shape == (2, 0)
     assert torch.equal(take_tokens(x.transpose(1, 2), torch.tensor([[3], [0]]))[:, 0], x[[0, 1], :, [3, 0]])

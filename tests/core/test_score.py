@@ -62,6 +62,9 @@ def test_attention_rows_columns_and_means(seed, biased):
     columns = attention_columns(q, k, j, 0.5, bias, log_sum)
     for b in range(2):
         torch.testing.assert_close(columns[b].mean(dim=0).T, full[b][:, j[b]])
+        one = slice(b, b + 1)
+        alone = attention_columns(q[one], k[one], j[one], 0.5, None if bias is None else bias[one], log_sum[one])
+        torch.testing.assert_close(alone, columns[one])
     received = attention_received(q, k, 0.5, bias, log_sum)
     torch.testing.assert_close(received, full.mean(dim=1))
     torch.testing.assert_close(received.sum(1), torch.ones(2))

@@ -39,10 +39,12 @@ def attention_columns(q: Tensor, k: Tensor, j: Tensor, scale: float, bias: Tenso
     q, k: (B, H, N, d), j: (B, J), bias: (B, N), log_sum: (B, H, N). Returns (B, H, J, N), entry (j, i) the attention
     of token i to token j; sums over j are less than 1.
     """
-    heads, d = k.shape[1], k.shape[3]
-    index = j[:, None, :, None].expand(-1, heads, -1, d)
+    if k.shape[0] == 1:
+        chosen = k.index_select(2, j[0])
+    else:
+        chosen = k.gather(2, j[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3]))
     # few rows times many columns: narrow products are far faster this way round
-    logits = (k.gather(2, index) * scale) @ q.transpose(-1, -2)  # (B, H, J, N)
+    logits = (chosen * scale) @ q.transpose(-1, -2)  # (B, H, J, N)
     if bias is not None:
         logits = logits + bias.gather(1, j)[:, None, :, None]
     return (logits.float() - log_sum.unsqueeze(2)).exp_()
@@ -116,9 +118,10 @@ def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
     Kernels round differently for other batch sizes, so the hash reads coarse numbers only: the mean token, averaged
     over `groups` parts of its channels, in steps of a hundredth of its root mean square.
     """
-    mean = F.normalize(tokens.mean(dim=1, keepdim=True, dtype=torch.float32), dim=2)  # (B, 1, D)
-    parts = F.adaptive_avg_pool1d(mean, groups).squeeze(1)
-    steps = (parts * (100.0 * math.sqrt(mean.shape[2]))).round().to(torch.int64)
+    mean = tokens.mean(dim=1, dtype=torch.float32)  # (B, D)
+    parts = F.adaptive_avg_pool1d(mean.unsqueeze(1), groups).squeeze(1)
+    length: Tensor = torch.linalg.vector_norm(mean, dim=1, keepdim=True)
+    steps = (parts * (100.0 * math.sqrt(mean.shape[1]) / length.clamp_min(1e-12))).round().to(torch.int64)
     odd = torch.arange(1, groups + 1, device=mean.device) * _MIX  # wraps: eight unrelated factors
     return (steps * odd).sum(dim=1)
 
