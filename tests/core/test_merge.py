@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from tokensieve.core.merge import bipartite, fold, slot_of
+from tokensieve.core.reduction import take_tokens
+from tokensieve.core.score import cosine
 
 SEEDS = pytest.mark.parametrize("seed", range(4))
 
@@ -17,6 +19,10 @@ def draw(seed, batch=3, n=9, width=5):
 
 def cos(a, b):
     return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
+
+
+def matched(metric, source, target, r):
+    return bipartite(cosine(take_tokens(metric, source), take_tokens(metric, target)), source, target, 9, r)
 
 
 @SEEDS
@@ -42,7 +48,7 @@ def test_bipartite_merges_the_r_most_similar(seed, r):
     g = torch.Generator().manual_seed(10 + seed)
     order = torch.stack([torch.randperm(9, generator=g) for _ in range(3)])
     source, target = order[:, :5], order[:, 5:8]  # the ninth patch is no candidate
-    got = bipartite(metric, source, target, r)
+    got = matched(metric, source, target, r)
     for b, m in enumerate(metric.numpy()):
         best = {}
         for i in source[b].tolist():
@@ -60,14 +66,14 @@ def test_bipartite_merges_the_r_most_similar(seed, r):
 def test_bipartite_sizes_sum_to_n():
     metric = draw(0)
     every = torch.arange(9).expand(3, -1)
-    _, size = bipartite(metric, every[:, 0::2], every[:, 1::2], 5).apply(metric)
+    _, size = matched(metric, every[:, 0::2], every[:, 1::2], 5).apply(metric)
     assert size.sum(1).tolist() == [9.0] * 3
 
 
 def test_bipartite_cannot_merge_more_than_its_sources():
     every = torch.arange(9).expand(3, -1)
     with pytest.raises(RuntimeError, match="out of range"):
-        bipartite(draw(0), every[:, 0::2], every[:, 1::2], 6)
+        matched(draw(0), every[:, 0::2], every[:, 1::2], 6)
 
 
 def test_slot_of():

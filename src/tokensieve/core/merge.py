@@ -27,17 +27,16 @@ def fold(keep: Tensor, metric: Tensor, scores: Tensor | None = None) -> Reductio
     return Reduction(keep=keep, drop=drop, into=into, scores=scores)
 
 
-def bipartite(metric: Tensor, source: Tensor, target: Tensor, r: int) -> Reduction:
-    """The r of `source` (B, A) that are most like one of `target` (B, T) are averaged into it; all others stay.
+def bipartite(like: Tensor, source: Tensor, target: Tensor, n: int, r: int) -> Reduction:
+    """The r of `source` (B, A) that are most like one of `target` (B, T) are averaged into it; all other of n stay.
 
-    metric: (B, N, d); source and target are disjoint index sets. Scores: minus the similarity to the best target,
-    +1 for tokens that were never candidates, so that higher means rather kept.
+    like: (B, A, T) how alike they are; source and target are disjoint index sets. Scores: minus the similarity to the
+    best target, +1 for tokens that were never candidates, so that higher means rather kept.
     """
-    n = metric.shape[1]
-    best = cosine(take_tokens(metric, source), take_tokens(metric, target)).max(dim=-1)
+    best = like.max(dim=-1)
     order = best.values.topk(r, dim=1).indices
     drop = source.gather(1, order)
     goal = target.gather(1, best.indices.gather(1, order))
     keep = complement(drop, n)
-    scores = torch.ones(metric.shape[:2], dtype=metric.dtype, device=metric.device).scatter(1, source, -best.values)
+    scores = like.new_ones(like.shape[0], n).scatter(1, source, -best.values)
     return Reduction(keep=keep, drop=drop, into=slot_of(keep, goal, n), scores=scores)

@@ -17,6 +17,7 @@ __all__ = [
     "minmax",
     "query_attention",
     "relevance",
+    "unit",
     "unit_noise",
 ]
 
@@ -67,18 +68,22 @@ def attention_received(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     """(B, N, D), (B, M, D) -> (B, N, M) cosines; 0 for a zero vector."""
-    eps = max(1e-12, torch.finfo(a.dtype).tiny)  # 1e-12 is 0 in half precision, and 0 / 0 not a number
-    one = F.normalize(a, dim=-1, eps=eps)
-    other = one if b is a else F.normalize(b, dim=-1, eps=eps)  # one copy where both are the same
+    one = unit(a)
+    other = one if b is a else unit(b)  # one copy where both are the same
     return one @ other.transpose(-1, -2)
+
+
+def unit(x: Tensor) -> Tensor:
+    """(..., D) each vector at length 1; a zero vector stays one."""
+    eps = max(1e-12, torch.finfo(x.dtype).tiny)  # 1e-12 is 0 in half precision, and 0 / 0 not a number
+    return F.normalize(x, dim=-1, eps=eps)
 
 
 def diversity(x: Tensor, anchors: Tensor) -> Tensor:
     """1 - the largest cosine to any anchor. x: (B, N, D), anchors: (B, K, D). Returns (B, N), in [0, 2]."""
-    eps = max(1e-12, torch.finfo(x.dtype).tiny)
-    nearest = (F.normalize(anchors, dim=-1, eps=eps) @ x.transpose(1, 2)).amax(dim=1)  # (B, N), times the length of x
+    nearest = (unit(anchors) @ x.transpose(1, 2)).amax(dim=1)  # (B, N), times the length of x
     length: Tensor = torch.linalg.vector_norm(x, dim=-1)
-    return 1.0 - nearest / length.clamp_min(eps)
+    return 1.0 - nearest / length.clamp_min(max(1e-12, torch.finfo(x.dtype).tiny))
 
 
 def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.merge import bipartite
-from tokensieve.core.reduction import Reduction
+from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.score import cosine
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method, check
@@ -48,4 +48,6 @@ class PiToMe(Method):
         if r == 0:
             return Reduction(keep=torch.arange(view.n, device=view.tokens.device).expand(view.batch, -1))
         order = self.energy(view).topk(2 * r, dim=1).indices
-        return bipartite(view.keys, order[:, 0::2], order[:, 1::2], r)
+        source, target = order[:, 0::2], order[:, 1::2]
+        like = cosine(take_tokens(view.keys, source), take_tokens(view.keys, target))
+        return bipartite(like, source, target, view.n, r)

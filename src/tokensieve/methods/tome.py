@@ -9,6 +9,7 @@ import torch
 
 from tokensieve.core.merge import bipartite
 from tokensieve.core.reduction import Reduction
+from tokensieve.core.score import unit
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method
 
@@ -32,11 +33,11 @@ class ToMe(Method):
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         self.check_keep(view, keep)
-        n = view.n
-        patch = torch.arange(n, device=view.tokens.device)
+        n, device = view.n, view.tokens.device
         if keep == n:
-            return Reduction(keep=patch.expand(view.batch, -1))
+            return Reduction(keep=torch.arange(n, device=device).expand(view.batch, -1))
         first = view.prefix % 2  # patch i stands at position prefix + i; A holds the even positions
-        source = patch[first::2].expand(view.batch, -1)
-        target = patch[1 - first :: 2].expand(view.batch, -1)
-        return bipartite(view.keys, source, target, n - keep)
+        a, b = slice(first, n, 2), slice(1 - first, n, 2)
+        keys = unit(view.keys)
+        source, target = (torch.arange(n, device=device)[part].expand(view.batch, -1) for part in (a, b))
+        return bipartite(keys[:, a] @ keys[:, b].transpose(1, 2), source, target, n, n - keep)
