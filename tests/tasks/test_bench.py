@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tokensieve._torchvision import declare_missing_schemas
+from tokensieve.adapters.attach import attach
 from tokensieve.adapters.baseline import attach_fused
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError
 from tokensieve.results.bench_tables import bench_tables
@@ -172,10 +173,15 @@ def test_a_whole_run_goes_into_one_record_and_its_tables(tmp_path: Path) -> None
     assert [table.row_count for table in bench_tables(again.rows)] == [16, 2]
 
 
-def test_share_is_of_the_block_with_the_selection() -> None:
-    (row,) = share.measure_share(config(rounds=2, share_methods=("anchor",)), lambda _: None)
-    assert row["share"] == pytest.approx(row["selection_ms"] / (row["selection_ms"] + row["block_ms"]))
-    assert row["met"] == (row["share"] < 0.05)
+def test_share_is_of_twelve_blocks_with_the_selections() -> None:
+    rows = share.measure_share(config(rounds=2, share_methods=("anchor", "tome", "divprune")), lambda _: None)
+    for row, cuts, keep in zip(rows, (4, 12, 1), (0.875, 23 / 24, 0.5), strict=True):
+        each, block = row["selection_ms"], row["block_ms"]
+        assert (row["cuts"], row["keep"]) == (cuts, pytest.approx(keep))
+        assert row["block_share"] == pytest.approx(each / (each + block))
+        assert row["share"] == pytest.approx(cuts * each / (cuts * each + 12 * block))
+    assert rows[0]["met"] == (rows[0]["share"] < 0.05)
+    assert rows[1]["met"] is None
 
 
 def test_memory_compares_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,9 +198,14 @@ def test_memory_compares_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("tiny_models")
-def test_peak_of_a_process_is_all_of_it() -> None:
+def test_peak_of_a_process_is_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     task = {"model": "vit-b16", "batch": 1, "method": "evit", "keep": 0.5, "schedule": None}
-    found = memory.peak_of(task | {"device": "cpu", "threads": None, "seed": 0})
+    warmed: list[str] = []
+    monkeypatch.setattr(
+        memory, "attach", lambda model, name, **rest: warmed.append(name) or attach(model, name, **rest)
+    )
+    found = memory.peak_of(task | {"device": "cpu", "threads": None, "seed": 0, "warm": ["tome", "divprune"]})
+    assert warmed == ["tome", "divprune", "evit"]
     assert found["peak"] > 50 * 2**20  # torch alone is more
 
 

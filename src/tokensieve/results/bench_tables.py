@@ -66,15 +66,16 @@ def _speed(rows: list[Row]) -> Table:
 
 def _share(rows: list[Row]) -> Table:
     table = _table(
-        "Selection's share of the time of the block it works in (ViT-B width, random weights)",
-        ("patches", "batch", "method", "keep"),
-        ("block ms", "selection ms", "share"),
+        "Selection's share of the time of twelve blocks, and of the block it works in (ViT-B width, random weights)",
+        ("patches", "batch", "method", "cuts", "keep"),
+        ("block ms", "selection ms", "of the block", "share"),
     )
 
     def cells(row: Row) -> list[str]:
         return [
-            str(row["patches"]), str(row["batch"]), row["method"], f"{row['keep']:.3f}", f"{row['block_ms']:.2f}",
-            f"{row['selection_ms']:.3f}", f"{row['share']:.1%}", _verdict(row, "< ", ".0%"),
+            str(row["patches"]), str(row["batch"]), row["method"], str(row["cuts"]), f"{row['keep']:.3f}",
+            f"{row['block_ms']:.2f}", f"{row['selection_ms']:.3f}", f"{row['block_share']:.1%}", f"{row['share']:.1%}",
+            _verdict(row, "< ", ".0%"),
         ]  # fmt: skip
 
     return _group(table, rows, ("patches",), cells)

@@ -2,7 +2,8 @@
 
 Nothing is subtracted: the figure is the whole process with its libraries and weights, and on CUDA all that the
 allocator gave out. Where the system allows it (Linux), the mark is reset after loading, which takes more than a forward
-of a small model and would hide it.
+of a small model and would hide it. And in every process all methods have run on one image before: which kernels of the
+libraries were paged in is then the same (a few MiB), and what differs is tensors.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def measure_memory(config: BenchConfig, tick: Callable[[str], None]) -> list[dic
 def _in_process(config: BenchConfig, model: str, batch: int, method: str | None, keep: int | float) -> dict[str, Any]:
     """`peak_of` in a process of its own. What goes wrong there is an error here, with its last line."""
     task = {"model": model, "batch": batch, "method": method, "keep": keep, "schedule": config.schedule}
-    task |= {"device": config.device, "threads": config.threads, "seed": config.seed}
+    task |= {"device": config.device, "threads": config.threads, "seed": config.seed, "warm": list(config.methods)}
     command = [sys.executable, "-m", __name__, json.dumps(task)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | _ALLOCATOR)
     if done.returncode != 0:
@@ -72,6 +73,10 @@ def peak_of(task: dict[str, Any]) -> dict[str, Any]:
     device = task["device"]
     model, size = build_model(task["model"], device, task["seed"])
     x = images(task["batch"], size, device, task["seed"])
+    with torch.inference_mode():
+        for name in task["warm"]:
+            with attach(model, name, keep=0.5):
+                model(x[:1])
     if task["method"] is not None:
         attach(model, task["method"], keep=task["keep"], schedule=task["schedule"])
     reset = _reset_peak(device)

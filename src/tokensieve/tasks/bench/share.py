@@ -1,4 +1,4 @@
-"""How much of a block's time goes into deciding, as the number of patches grows. One block of ViT-B's width."""
+"""How much of the time goes into deciding, as the number of patches grows. Measured on one block of ViT-B's width."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.adapters.attach import attach
 from tokensieve.adapters.baseline import attach_fused
 from tokensieve.adapters.engine import Run
-from tokensieve.methods.registry import method_class
+from tokensieve.methods.registry import make_method
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.bench.timing import interleave, quartiles
@@ -26,10 +26,14 @@ _TARGETS = {"anchor": 0.05, "evit": 0.05}
 
 
 def measure_share(config: BenchConfig, tick: Callable[[str], None]) -> list[dict[str, Any]]:
-    """A row for each number of patches and method: share = selection / (selection + the block as it is).
+    """A row for each number of patches and method.
+
+    share: of the time of an encoder of twelve such blocks, with the method's own number of cuts (every block, every
+    third, one). block_share: of the time of the block it works in.
 
     Selection is the method's decision and applying it, on the queries and keys that the block's own attention made. A
-    spread method takes out what one of twelve blocks does at keep 0.5; a method of one cut takes out half at once.
+    cut takes out its part of a budget of one half. All at the full number of patches: blocks after a cut cost less, but
+    so do later selections.
     """
     rows = []
     for patches in config.share_sizes:
@@ -38,17 +42,25 @@ def measure_share(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
         block = quartiles(times["block"])[1]
         for method in config.share_methods:
             selection = quartiles(times[method])[1]
-            share, target = selection / (selection + block), _TARGETS.get(method)
+            cuts, target = _cuts(method), _TARGETS.get(method)
+            share = cuts * selection / (cuts * selection + DEPTH * block)
             rows.append(
                 {"part": "share", "patches": patches, "batch": BATCH, "method": method, "keep": _keep(method)}
-                | {"block_ms": 1e3 * block, "selection_ms": 1e3 * selection, "share": share}
+                | {"block_ms": 1e3 * block, "selection_ms": 1e3 * selection, "cuts": cuts, "share": share}
+                | {"block_share": selection / (selection + block)}
                 | {"target": target, "met": None if target is None else share < target}
             )
     return rows
 
 
+def _cuts(method: str) -> int:
+    """Cuts that the method makes by default in an encoder of DEPTH blocks."""
+    made = make_method(method)
+    return 1 if made.one_cut else len(range(0, DEPTH, made.spacing()))
+
+
 def _keep(method: str) -> float:
-    return 0.5 if method_class(method).one_cut else 1.0 - 0.5 / DEPTH
+    return 1.0 - 0.5 / _cuts(method)
 
 
 def _tower(patches: int, config: BenchConfig) -> nn.Module:
