@@ -20,7 +20,9 @@ pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="m
 
 
 @pytest.fixture(autouse=True)
-def two_threads():
+def two_threads(monkeypatch):
+    """Where the parts apply, and to small layers too."""
+    monkeypatch.setattr(module, "_SMALL", 0)
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     with torch.no_grad():
@@ -66,17 +68,19 @@ def test_outputs_that_no_four_parts_share_are_left_alone():
 
 @pytest.mark.parametrize(
     "case",
-    ["rows", "vectors", "narrow", "double", "gradient", "one thread", "many threads", "autocast", "asked", "subclass"],
+    ["rows", "vectors", "small", "double", "gradient", "one thread", "many threads", "autocast", "asked", "subclass"],
 )
-def test_where_it_does_not_apply(case):
+def test_where_it_does_not_apply(case, monkeypatch):
     x, weight = draw(64, 32), draw(256, 32, seed=1)
     assert few_rows(x, weight)
     if case == "rows":
         assert not few_rows(draw(321, 32), weight)
     elif case == "vectors":
         assert not few_rows(draw(15, 32), weight)
-    elif case == "narrow":
-        assert not few_rows(x, weight[:252])
+    elif case == "small":
+        monkeypatch.setattr(module, "_SMALL", 256 * 32)
+        assert not few_rows(x, weight)
+        assert few_rows(draw(64, 33), draw(256, 33))
     elif case == "double":
         assert not few_rows(x.double(), weight.double())
     elif case == "gradient":
@@ -108,37 +112,36 @@ def test_which_layers():
 
 
 @pytest.fixture
-def wide(monkeypatch):
-    """Small towers have narrow layers; here any width will do."""
-    monkeypatch.setattr(module, "_WIDE", 1)
-    calls: list[int] = []
+def calls(monkeypatch):
+    """The number of parts of each product that goes by parts."""
+    made: list[int] = []
     by_parts = module._by_parts
-    monkeypatch.setattr(module, "_by_parts", lambda x, w, b, parts: calls.append(parts) or by_parts(x, w, b, parts))
-    return calls
+    monkeypatch.setattr(module, "_by_parts", lambda x, w, b, parts: made.append(parts) or by_parts(x, w, b, parts))
+    return made
 
 
 @pytest.mark.parametrize("name", tiny_models())
-def test_a_reduced_tower_differs_by_rounding_only(name, wide):
+def test_a_reduced_tower_differs_by_rounding_only(name, calls):
     tiny = tiny_model(name)
     model, x = tiny.model, tiny.images(1)
     kinds = [type(m) for m in model.modules()]
     with tokensieve.attach(model, "tome", keep=0.5) as handle:
         found = tiny.feature(model, x)
-        assert len(wide) >= 4 * handle.depth  # projections, output, both layers of the MLP
-        wide.clear()
+        assert len(calls) >= 4 * handle.depth  # projections, output, both layers of the MLP
+        calls.clear()
         with plain_linear():
             wanted = tiny.feature(model, x)
-        assert not wide
+        assert not calls
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(tiny.feature(twin, x), found)
-            assert wide
-            wide.clear()
+            assert calls
+            calls.clear()
     assert [type(m) for m in model.modules()] == kinds
 
 
 @pytest.mark.parametrize("mode", ["analyse", "keep everything"])
-def test_a_model_that_is_not_reduced_keeps_its_bits(mode, wide):
+def test_a_model_that_is_not_reduced_keeps_its_bits(mode, calls):
     tiny = tiny_model("openclip")
     model, x = tiny.model, tiny.images(1)
     before = tiny.feature(model, x)
@@ -153,17 +156,17 @@ def test_a_model_that_is_not_reduced_keeps_its_bits(mode, wide):
     assert kinds == {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
 
 
-def test_the_language_model_of_a_llava_too(wide):
+def test_the_language_model_of_a_llava_too(calls):
     tiny = tiny_llava()
     prompts = tiny.prompts([(3, 1, 4)])
     kinds = [type(m) for m in tiny.model.modules()]
     with tokensieve.attach(tiny.model, "fastv", keep=0.5):
         found = tiny.model(**prompts).logits
-        assert len(wide) == 7 * tiny.layers
+        assert len(calls) == 7 * tiny.layers
         with plain_linear():
             wanted = tiny.model(**prompts).logits
         torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-        wide.clear()
+        calls.clear()
         tiny.model.generate(**prompts, max_new_tokens=3, do_sample=False)
-        assert len(wide) == 7 * tiny.layers  # the prompt; a token at a time is no case for it
+        assert len(calls) == 7 * tiny.layers  # the prompt; a token at a time is no case for it
     assert [type(m) for m in tiny.model.modules()] == kinds

@@ -21,7 +21,7 @@ __all__ = ["FewRows", "few_rows", "linear", "plain_linear", "to_heads", "wants_f
 
 _PARTS = 4  # of a layer's outputs; measured with two threads, where 2 to 8 are about equal
 _LEAST, _MOST = 16, 320  # rows; under these it is a matrix times a few vectors, above the usual product is as fast
-_WIDE = 64  # outputs that a part has at least
+_SMALL = 2**18  # weights; up to these putting the parts together costs what they gain
 _plain: ContextVar[bool] = ContextVar("_plain", default=False)
 
 
@@ -42,7 +42,7 @@ def few_rows(x: Tensor, weight: Tensor) -> bool:
         x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and _LEAST <= x.numel() // x.shape[-1] <= _MOST
-        and weight.shape[0] >= _PARTS * _WIDE
+        and weight.numel() > _SMALL
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
         and not torch.jit.is_tracing()
