@@ -49,18 +49,14 @@ def max_min(x: Tensor, k: int) -> Tensor:
     batch = distance.shape[0]
     apart = distance.mean(dim=-1)
     own = distance.diagonal(dim1=1, dim2=2)
-    itself = own.clone()
     own.fill_(float("inf"))  # in place: a second matrix of this size would be the peak of the whole model
-    first = _first(distance.amin(dim=-1), apart)
-    own.copy_(itself)
-    chosen = [first]
+    chosen = [_first(distance.amin(dim=-1), apart)]
+    own.fill_(float("-inf"))  # what is chosen is so near to itself that it is never chosen again
     row = torch.arange(batch, device=x.device)
-    nearest = distance[row, first]
-    nearest = nearest.scatter(1, first.unsqueeze(1), float("-inf"))
+    nearest = distance[row, chosen[0]]
     for _ in range(k - 1):
-        pick = nearest.argmax(dim=-1)
-        chosen.append(pick)
-        nearest = torch.minimum(nearest, distance[row, pick]).scatter(1, pick.unsqueeze(1), float("-inf"))
+        chosen.append(nearest.argmax(dim=-1))
+        nearest = torch.minimum(nearest, distance[row, chosen[-1]])
     return torch.stack(chosen, dim=1).sort(dim=1).values
 
 
