@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,16 +22,15 @@ def interleave(
 ) -> Times:
     """Seconds of each candidate in each round, in round order; one round of warm-up before is not counted.
 
-    A round runs every candidate once. Each round starts one further down the list, and every other one goes backwards,
-    so that no candidate always follows the same neighbour. Runs in inference mode; `tick` is called after each round.
+    A round runs every candidate once, in an order drawn for that round (always the same ones): what a candidate leaves
+    in the caches and in the heap then falls on each of the others alike. Runs in inference mode; `tick` is called after
+    each round.
     """
     names = list(candidates)
     times: Times = {name: [] for name in names}
     with torch.inference_mode():
         for turn in range(-1, rounds):
-            start = turn % len(names)
-            order = names[start:] + names[:start]
-            for name in order if turn % 2 == 0 else reversed(order):
+            for name in random.Random(turn).sample(names, len(names)):
                 seconds = _timed(candidates[name], device)
                 if turn >= 0:
                     times[name].append(seconds)
