@@ -28,9 +28,10 @@ def interleave(
     """
     names = list(candidates)
     times: Times = {name: [] for name in names}
+    draw = random.Random(3)
     with torch.inference_mode():
         for turn in range(-1, rounds):
-            for name in random.Random(turn).sample(names, len(names)):
+            for name in draw.sample(names, len(names)):
                 seconds = _timed(candidates[name], device)
                 if turn >= 0:
                     times[name].append(seconds)
