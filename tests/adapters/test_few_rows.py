@@ -68,7 +68,19 @@ def test_outputs_that_no_four_parts_share_are_left_alone():
 
 @pytest.mark.parametrize(
     "case",
-    ["rows", "vectors", "small", "double", "gradient", "one thread", "many threads", "autocast", "asked", "subclass"],
+    [
+        "rows",
+        "vectors",
+        "small",
+        "double",
+        "gradient",
+        "one thread",
+        "many threads",
+        "autocast",
+        "asked",
+        "subclass",
+        "trace",
+    ],
 )
 def test_where_it_does_not_apply(case, monkeypatch):
     x, weight = draw(64, 32), draw(256, 32, seed=1)
@@ -96,6 +108,10 @@ def test_where_it_does_not_apply(case, monkeypatch):
         with plain_linear():
             assert not few_rows(x, weight)
         assert few_rows(x, weight)
+    elif case == "trace":
+        seen: list[bool] = []
+        torch.jit.trace(lambda y: seen.append(few_rows(y, weight)) or y + 1, x, check_trace=False)
+        assert seen == [False]
     else:
         assert not few_rows(x, weight.as_subclass(type("Quantised", (torch.Tensor,), {})))
 
@@ -141,19 +157,31 @@ def test_a_reduced_tower_differs_by_rounding_only(name, calls):
 
 
 @pytest.mark.parametrize("mode", ["analyse", "keep everything"])
-def test_a_model_that_is_not_reduced_keeps_its_bits(mode, calls):
+def test_a_model_that_is_not_reduced_keeps_its_bits(mode):
     tiny = tiny_model("openclip")
     model, x = tiny.model, tiny.images(1)
-    before = tiny.feature(model, x)
+    before, kinds = tiny.feature(model, x), linear_kinds(model)
     if mode == "analyse":
         handle = tokensieve.attach(model, "evit", keep=0.5, mode="analyse")
     else:
         with pytest.warns(UserWarning, match="nothing is reduced"):
             handle = tokensieve.attach(model, "evit", keep=1.0)
-    kinds = {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
     with handle:
         assert torch.equal(tiny.feature(model, x), before)
-    assert kinds == {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
+        assert linear_kinds(model) == kinds
+
+
+def linear_kinds(model):
+    return {type(m) for m in model.modules() if isinstance(m, nn.Linear)}
+
+
+def test_a_graph_for_any_number_of_images_does_not_ask_for_the_rows():
+    tiny = tiny_model("openclip")
+    with tokensieve.attach(tiny.model, "tome", keep=0.5):
+        batch = torch.export.Dim("batch", min=2, max=64)
+        graph = torch.export.export(tiny.model, (tiny.images(4),), dynamic_shapes=[{0: batch}]).module()
+        for many in (2, 16):  # within and beyond the rows for which parts are used
+            torch.testing.assert_close(graph(tiny.images(many)), tiny.feature(tiny.model, tiny.images(many)))
 
 
 def test_the_language_model_of_a_llava_too(calls):

@@ -201,5 +201,5 @@ def test_take_tokens_and_complement(seed):
 
 
 def test_an_index_beyond_the_patches_is_an_error():
-    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|(DATA )?bounds)"):
+    with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         Reduction(keep=torch.tensor([[0, 9]])).apply(torch.randn(1, 5, 3))

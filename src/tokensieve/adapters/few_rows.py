@@ -39,13 +39,13 @@ def few_rows(x: Tensor, weight: Tensor) -> bool:
     """Whether `x` (..., D) times `weight` (O, D) is a case for the functions below: float32 on two to four threads of a
     CPU, few rows, no gradient, nothing traced."""
     return (
-        x.device.type == "cpu"
+        not torch.compiler.is_compiling()  # first: a graph for any number of images must not ask for rows
+        and not torch.jit.is_tracing()
+        and x.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and _LEAST <= x.numel() // x.shape[-1] <= _MOST
         and weight.numel() > _SMALL
         and not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
         and 1 < torch.get_num_threads() <= _PARTS
         and type(weight) in (Tensor, nn.Parameter)
         and torch.backends.mkl.is_available()

@@ -12,21 +12,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Reduction", "complement", "first_rows", "take_tokens"]
+__all__ = ["Reduction", "complement", "flat_rows", "take_tokens"]
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` (B, K) of x (B, L, D) -> (B, K, D). Copies rows; `torch.gather` reads an index a value."""
     batch, length, width = x.shape
-    if batch == 1:  # fewer operations: for one image they are what a cut costs
-        return x.index_select(1, index[0])
-    rows = index + first_rows(batch, length, x.device)
-    return x.reshape(batch * length, width).index_select(0, rows.flatten()).view(batch, -1, width)
+    return x.reshape(batch * length, width).index_select(0, flat_rows(index, length)).view(batch, -1, width)
 
 
-def first_rows(batch: int, length: int, device: torch.device) -> Tensor:
-    """(B, 1) where each image begins in the B * length rows of a batch laid end to end."""
-    return torch.arange(0, batch * length, length, device=device).unsqueeze(1)
+def flat_rows(index: Tensor, length: int) -> Tensor:
+    """Rows `index` (B, K) of B images as rows (B * K,) of the B * length of a batch laid end to end."""
+    batch = index.shape[0]
+    if batch > 1:  # for one image every operation saved is seen in the time of a cut
+        index = index + torch.arange(0, batch * length, length, device=index.device).unsqueeze(1)
+    return index.flatten()
 
 
 def complement(keep: Tensor, n: int) -> Tensor:
@@ -104,8 +104,8 @@ class Reduction:
         # float32 where x is half, as sizes are; one pass over what stays, one over what goes
         acc = out * F.pad(kept / total, (prefix, 0), value=1.0).unsqueeze(-1)
         share = take_tokens(x, self.drop + prefix) * (gone / total.gather(1, self.into)).unsqueeze(-1)
-        rows = self.into + (prefix if batch == 1 else first_rows(batch, length, x.device) + prefix)
-        acc = acc.view(-1, width).index_add_(0, rows.flatten(), share.view(-1, width)).view(batch, length, width)
+        rows = flat_rows(self.into + prefix, length)
+        acc = acc.view(-1, width).index_add_(0, rows, share.view(-1, width)).view(batch, length, width)
         return acc.to(x.dtype), total
 
     def slots(self, n: int) -> Tensor:

@@ -37,7 +37,7 @@ class ToMe(Method):
         if keep == n:
             return Reduction(keep=torch.arange(n, device=device).expand(view.batch, -1))
         first = view.prefix % 2  # patch i stands at position prefix + i; A holds the even positions
-        a, b = slice(first, n, 2), slice(1 - first, n, 2)
         keys = unit(view.keys)
-        source, target = (torch.arange(n, device=device)[part].expand(view.batch, -1) for part in (a, b))
-        return bipartite(keys[:, a] @ keys[:, b].transpose(1, 2), source, target, n, n - keep)
+        like = keys[:, first::2] @ keys[:, 1 - first :: 2].transpose(1, 2)
+        source, target = (torch.arange(i, n, 2, device=device).expand(view.batch, -1) for i in (first, 1 - first))
+        return bipartite(like, source, target, n, n - keep)
