@@ -12,7 +12,7 @@ from torch import nn
 
 import tokensieve
 from tokensieve.adapters import few_rows as module
-from tokensieve.adapters.few_rows import few_rows, linear, plain_linear, to_heads, wants_few_rows
+from tokensieve.adapters.few_rows import few_rows, linear, plain_linear, wants_few_rows
 from tokensieve.testing.models import tiny_model, tiny_models
 from tokensieve.testing.vlm import tiny_llava
 
@@ -46,19 +46,6 @@ def test_the_same_numbers(shape, out, biased, monkeypatch):
     assert found.shape == (*shape[:-1], out)
     assert found.is_contiguous()
     assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
-
-
-@pytest.mark.parametrize("biased", [True, False])
-@pytest.mark.parametrize("batch", [1, 3])
-def test_heads_are_the_usual_heads(biased, batch):
-    x, weight, bias = draw(batch, 33, 40), draw(288, 40, seed=1), draw(288, seed=2) if biased else None
-    assert few_rows(x, weight)
-    found = to_heads(x, weight, bias, 9)
-    with plain_linear():
-        wanted = to_heads(x, weight, bias, 9)
-    assert torch.equal(wanted, F.linear(x, weight, bias).view(batch, 33, 9, 32).transpose(1, 2))
-    assert found.shape == wanted.shape == (batch, 9, 33, 32)
-    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-5)
 
 
 def test_outputs_that_no_four_parts_share_are_left_alone():
@@ -131,8 +118,9 @@ def test_which_layers():
 def calls(monkeypatch):
     """The number of parts of each product that goes by parts."""
     made: list[int] = []
-    by_parts = module._by_parts
-    monkeypatch.setattr(module, "_by_parts", lambda x, w, b, parts: made.append(parts) or by_parts(x, w, b, parts))
+    for name in ("bmm", "baddbmm"):
+        product = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *a, product=product: made.append(a[-1].shape[0]) or product(*a))
     return made
 
 
@@ -143,11 +131,12 @@ def test_a_reduced_tower_differs_by_rounding_only(name, calls):
     kinds = [type(m) for m in model.modules()]
     with tokensieve.attach(model, "tome", keep=0.5) as handle:
         found = tiny.feature(model, x)
-        assert len(calls) >= 4 * handle.depth  # projections, output, both layers of the MLP
+        many = len(calls)
         calls.clear()
         with plain_linear():
             wanted = tiny.feature(model, x)
-        assert not calls
+        assert many >= len(calls) + 3 * handle.depth  # output, both layers of the MLP, mostly projections too
+        calls.clear()
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(tiny.feature(twin, x), found)

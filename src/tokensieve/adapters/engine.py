@@ -6,7 +6,7 @@ forward, and yields every block bound to it. So the model's own loop stays in ch
 states, intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared
 between forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
 
-Imports core only.
+Imports lean and core.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokensieve.adapters.few_rows import few_rows_here, is_few
+from tokensieve.adapters.lean import LeanBlock, Parts, lean_block
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
@@ -26,7 +28,7 @@ from tokensieve.errors import UnsupportedModelError
 if TYPE_CHECKING:
     from tokensieve.adapters.attach import Attachment
 
-__all__ = ["FusingTower", "Run", "SievedBlock", "SievedBlocks", "State", "attend", "sieved_class"]
+__all__ = ["Attended", "FusingTower", "Run", "SievedBlock", "SievedBlocks", "State", "attend", "sieved_class"]
 
 
 class State(NamedTuple):
@@ -36,6 +38,17 @@ class State(NamedTuple):
     origin: Tensor | None = None  # (B, N) index of each patch in the full grid
     made: int = 0  # tokens at the end that are no patches
     exists: Tensor | None = None  # (B, N+M) 0 to 1, how far each token is there; only while a selection is trained
+
+
+class Attended(NamedTuple):
+    """What the attention of a block leaves behind, and a cut is decided by."""
+
+    tokens: Tensor  # (B, L, D) the residual stream
+    q: Tensor  # (B, H, L, d)
+    k: Tensor
+    scale: float  # of the logits
+    bias: Tensor | None = None  # (B, L) on every row of logits
+    log_sum: Tensor | None = None  # (B, H, L) of each row
 
 
 class Run:
@@ -50,6 +63,8 @@ class Run:
         self.kept: dict[int, Tensor] = {}
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
+        self.blocks: list[nn.Module] = []  # those it goes through
+        self.lean: list[LeanBlock | None] | None = None  # as far as they can be run so; gathered when tokens are few
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
 
     def enter(self, block: int, length: int) -> State:
@@ -59,38 +74,43 @@ class Run:
             self.counts = self.attachment.counts(self.patches)
         return self.states[block]
 
-    def cut(self, block: int, tokens: Tensor, q: Tensor, k: Tensor, log_sum: Tensor | None, scale: float) -> Tensor:
+    def lean_block(self, block: int, x: Tensor) -> LeanBlock | None:
+        """The lean form of a block for its input x (B, L, D), if few tokens pass and it has one."""
+        if not self.blocks or not is_few(x):
+            return None
+        if self.lean is None:
+            parts = (b.sieve_parts() if isinstance(b, SievedBlock) else None for b in self.blocks)
+            self.lean = [lean_block(p, x) for p in parts]
+        return self.lean[block]
+
+    def cut(self, block: int, seen: Attended) -> Tensor:
         """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
         state = self.states[block]
-        reduction, origin = self.decide(block, tokens, q, k, log_sum, scale)
-        out, size = reduction.apply(tokens, self.attachment.prefix, state.made, state.size)
+        reduction, origin = self.decide(block, seen)
+        out, size = reduction.apply(seen.tokens, self.attachment.prefix, state.made, state.size)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
         self.states[block + 1] = State(size, origin, made)
         return out
 
-    def decide(
-        self, block: int, tokens: Tensor, q: Tensor, k: Tensor, log_sum: Tensor | None, scale: float
-    ) -> tuple[Reduction, Tensor]:
+    def decide(self, block: int, seen: Attended) -> tuple[Reduction, Tensor]:
         """Ask the method, and note what it says."""
         method, state = self.attachment.method, self.states.get(block, State())
         learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
-            view = self.view(block, state, tokens, q, k, log_sum, scale)
+            view = self.view(block, state, seen)
             reduction = method.reduce(view, self.counts[block])
             origin = view.origin.gather(1, reduction.keep)
         self.reductions[block] = reduction
         self.kept[block] = origin
         return reduction, origin
 
-    def view(
-        self, block: int, state: State, tokens: Tensor, q: Tensor, k: Tensor, log_sum: Tensor | None, scale: float
-    ) -> TokenView:
+    def view(self, block: int, state: State, seen: Attended) -> TokenView:
         """What the method may look at."""
         at = self.attachment
         return TokenView(
-            tokens, q, k, scale=scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made, size=state.size,
-            bias=self.bias(state), log_sum=log_sum, origin=state.origin, depth=block / at.depth, text=at.text,
-            project=at.project,
+            seen.tokens, seen.q, seen.k, scale=seen.scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made,
+            size=state.size, bias=seen.bias, log_sum=seen.log_sum, origin=state.origin, depth=block / at.depth,
+            text=at.text, project=at.project,
         )  # fmt: skip
 
     def bias(self, state: State) -> Tensor | None:
@@ -106,6 +126,7 @@ class Run:
         at = self.attachment
         if block < at.depth - 1:
             return x
+        self.lean, self.blocks = None, []  # a run is kept to be asked, not the weights it saw
         if at.pools_patches and self.states[block + 1].size is not None:
             x = self.unmerge(x)
         self.pooled = x.shape[1]
@@ -176,6 +197,10 @@ class SievedBlock:
         """Residual stream at the cut -> the block's output."""
         raise TypeError(f"{type(self).__name__} does not say what its MLP is")
 
+    def sieve_parts(self) -> Parts | None:
+        """What the block consists of, where that is all it does; None where it has to go its own way."""
+        return None
+
     def sieve_dropout(self) -> float:
         """Attention dropout in force now."""
         return 0.0
@@ -190,24 +215,34 @@ class SievedBlock:
         out = cast(nn.Module, super()).forward(x, *args, **kwargs)
         return self._sieve_look(x, out, run, *args, **kwargs)
 
-    def _sieve_attention(self, x: Tensor, run: Run, state: State, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        q, k, v, scale = self.sieve_qkv(x, state, *args, **kwargs)
+    def sieve_attend(
+        self, x: Tensor, run: Run, state: State, lean: LeanBlock | None, *args: Any, **kwargs: Any
+    ) -> Attended:
+        """The first half of the block, for its input (B, L, D)."""
+        if lean is None:
+            q, k, v, scale = self.sieve_qkv(x, state, *args, **kwargs)
+        else:
+            (q, k, v), scale = lean.qkv(x), lean.scale
+        bias = run.bias(state)
         reads = run.attachment.method.needs_log_sum and self._sieve_index in run.counts
-        out, sums = attend(q, k, v, run.bias(state), scale, self.sieve_dropout(), reads)
-        tokens = self.sieve_attended(x, out.transpose(1, 2).flatten(2))
-        return tokens, q, k, sums, scale
+        out, sums = attend(q, k, v, bias, scale, self.sieve_dropout(), reads)
+        tokens = self.sieve_attended(x, out.transpose(1, 2).flatten(2)) if lean is None else lean.attended(x, out)
+        return Attended(tokens, q, k, scale, bias, sums)
 
     def _sieve_step(self, x: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
         index = self._sieve_index
         state = run.enter(index, x.shape[1])
-        tokens, q, k, sums, scale = self._sieve_attention(x, run, state, *args, **kwargs)
+        asked = any(value is not None and value is not False for value in (*args, *kwargs.values()))
+        lean = None if asked else run.lean_block(index, x)
+        seen = self.sieve_attend(x, run, state, lean, *args, **kwargs)
+        tokens = seen.tokens
         here = tokens.shape[1] - run.attachment.prefix - state.made
         if run.counts.get(index, here) < here:
-            tokens = run.cut(index, tokens, q, k, sums, scale)
+            tokens = run.cut(index, seen)
         else:
             run.states[index + 1] = state
-        del q, k, sums  # or the MLP's peak comes on top of them
-        return run.leave(index, self.sieve_mlp(tokens))
+        del seen  # or the MLP's peak comes on top of queries and keys
+        return run.leave(index, self.sieve_mlp(tokens) if lean is None else lean.mlp(tokens))
 
     def _sieve_look(self, x: Tensor, out: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
         """Modes that only look: the block ran as it is; the selection is worked out beside it."""
@@ -216,8 +251,7 @@ class SievedBlock:
         state = run.enter(index, x.shape[1])
         if index in run.counts:
             with torch.no_grad():
-                tokens, q, k, sums, scale = self._sieve_attention(x, run, state, *args, **kwargs)
-                run.decide(index, tokens, q, k, sums, scale)
+                run.decide(index, self.sieve_attend(x, run, state, None, *args, **kwargs))
         run.leaving[index] = x.shape[1]
         if run.attachment.mode == "fuse" and index == run.attachment.depth - 1:
             run.tail = out
@@ -255,7 +289,10 @@ class SievedBlocks(nn.ModuleList):
             _fusing.get().append(run)
         if not torch.compiler.is_exporting():
             self.last = run
-        return [Bound(block, run) for block in self._modules.values() if block is not None]
+        blocks = [block for block in self._modules.values() if block is not None]
+        if few_rows_here():
+            run.blocks = blocks
+        return [Bound(block, run) for block in blocks]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.bound())

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.few_rows import to_heads
+from tokensieve.adapters.lean import Parts
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -42,7 +43,8 @@ class OpenClipBlock(SievedBlock):
         if kwargs.get("attn_mask") is not None or any(a is not None for a in args):
             raise UnsupportedModelError("a reduced encoder takes no attention mask")
         attn = self.attn
-        q, k, v = to_heads(self.ln_1(x), attn.in_proj_weight, attn.in_proj_bias, 3 * attn.num_heads).chunk(3, dim=1)
+        qkv = F.linear(self.ln_1(x), attn.in_proj_weight, attn.in_proj_bias)
+        q, k, v = qkv.unflatten(-1, (3 * attn.num_heads, -1)).transpose(1, 2).chunk(3, dim=1)
         if hasattr(attn, "ln_q"):
             q, k = attn.ln_q(q), attn.ln_k(k)
         return q, k, v, float(q.shape[-1]) ** -0.5
@@ -62,6 +64,16 @@ class OpenClipBlock(SievedBlock):
 
     def sieve_mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.ls_2(self.mlp(self.ln_2(x))))
+
+    def sieve_parts(self) -> Parts | None:
+        attn = self.attn
+        heads, width = attn.num_heads, attn.in_proj_weight.shape[1]
+        if hasattr(attn, "ln_q"):  # an attention class of open_clip's own, with more in it
+            return None
+        return Parts(
+            self.ln_1, ((attn.in_proj_weight, attn.in_proj_bias),), heads, (width // heads) ** -0.5, attn.out_proj,
+            (getattr(self, "ln_attn", None), self.ls_1), self.ln_2, tuple(self.mlp), (self.ls_2,), (attn, self.mlp),
+        )  # fmt: skip
 
     def sieve_dropout(self) -> float:
         if not self.training:

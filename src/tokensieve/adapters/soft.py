@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.attach import Attachment, attach
-from tokensieve.adapters.engine import Run, State
+from tokensieve.adapters.engine import Attended, Run, State
 from tokensieve.core.budget import Keep
 from tokensieve.core.gate import existence_bias, fold_masses, keep_gate
 from tokensieve.core.mended import MendedReduction
@@ -41,11 +41,11 @@ class SoftRun(Run):
         super().__init__(attachment)
         self.tau = tau
 
-    def cut(self, block: int, tokens: Tensor, q: Tensor, k: Tensor, log_sum: Tensor | None, scale: float) -> Tensor:
+    def cut(self, block: int, seen: Attended) -> Tensor:
         """(B, P+N+M, D) -> (B, P+K+R, D): the kept patches, then the N - K dropped ones as ghosts."""
-        state, prefix = self.states[block], self.attachment.prefix
+        state, prefix, tokens, k = self.states[block], self.attachment.prefix, seen.tokens, seen.k
         rest = tokens[:, prefix:]
-        reduction, origin, gate = self.choose(block, tokens, q, k, scale)
+        reduction, origin, gate = self.choose(block, seen)
         assert reduction.drop is not None
         size = state.size if state.size is not None else torch.ones_like(gate)
         exists = state.exists if state.exists is not None else torch.ones_like(gate)
@@ -53,9 +53,8 @@ class SoftRun(Run):
         # every patch as far as it does not stay, and every ghost, goes where it is most alike
         staying = F.pad(gate, (0, state.made))
         mass = (1.0 - staying) * exists * size
-        rows = k.detach()[:, :, prefix:].transpose(1, 2).flatten(2)
         method = cast(SieveMethod, self.attachment.method)
-        into = self.targets(unit_keys(rows, k.shape[1], method.parts), reduction)
+        into = self.targets(unit_keys(k.detach()[:, :, prefix:], method.parts), reduction)
         kept, kept_size = fold_masses(
             take_tokens(rest, reduction.keep), size.gather(1, reduction.keep), rest, mass, into
         )
@@ -71,17 +70,16 @@ class SoftRun(Run):
         )
         return torch.cat([out, take_tokens(rest, reduction.drop)], dim=1)
 
-    def choose(
-        self, block: int, tokens: Tensor, q: Tensor, k: Tensor, scale: float
-    ) -> tuple[Reduction, Tensor, Tensor]:
+    def choose(self, block: int, seen: Attended) -> tuple[Reduction, Tensor, Tensor]:
         """The method's own choice, and its gate (B, N): gradients reach the method's parameters, not what it saw."""
         method, state = self.attachment.method, self.states[block]
         assert isinstance(method, SieveMethod)
-        tokens, q, k = tokens.detach(), q.detach(), k.detach()
-        reduction, origin = self.decide(block, tokens, q, k, None, scale)
+        bias = None if seen.bias is None else seen.bias.detach()
+        seen = Attended(seen.tokens.detach(), seen.q.detach(), seen.k.detach(), seen.scale, bias)
+        reduction, origin = self.decide(block, seen)
         with torch.no_grad():
-            seen = state._replace(size=None if state.size is None else state.size.detach())
-            view = self.view(block, seen, tokens, q, k, None, scale)
+            before = state._replace(size=None if state.size is None else state.size.detach())
+            view = self.view(block, before, seen)
         order, _, price = method.rank(view)
         log_price = price[:, 1:].clamp_min(torch.finfo(price.dtype).tiny).log()
         log_price = torch.cat([log_price.detach().amax(dim=1, keepdim=True), log_price], dim=1)

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.few_rows import to_heads
+from tokensieve.adapters.lean import Parts
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -44,7 +45,8 @@ class TimmBlock(SievedBlock):
             bias = attn.qkv.bias
             if getattr(attn, "q_bias", None) is not None:
                 bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-            q, k, v = to_heads(x, attn.qkv.weight, bias, 3 * attn.num_heads).chunk(3, dim=1)
+            qkv = F.linear(x, attn.qkv.weight, bias)
+            q, k, v = qkv.unflatten(-1, (3 * attn.num_heads, -1)).transpose(1, 2).chunk(3, dim=1)
         else:
             parts = (attn.q_proj, attn.k_proj, attn.v_proj)
             q, k, v = (part(x).unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)
@@ -77,20 +79,37 @@ class TimmBlock(SievedBlock):
         if getattr(attn, "gate", None) is not None:
             out = out * attn.gate(self.norm1(x)).sigmoid()
         out = attn.proj_drop(attn.proj(out))
-        return x + self.drop_path1(self._scaled(out, "ls1", "gamma_1"))
+        return cast(Tensor, x + self.drop_path1(_scaled(out, self._scale("ls1", "gamma_1"))))
 
     def sieve_mlp(self, x: Tensor) -> Tensor:
-        return cast(Tensor, x + self.drop_path2(self._scaled(self.mlp(self.norm2(x)), "ls2", "gamma_2")))
+        return cast(Tensor, x + self.drop_path2(_scaled(self.mlp(self.norm2(x)), self._scale("ls2", "gamma_2"))))
 
-    def _scaled(self, x: Tensor, module: str, parameter: str) -> Tensor:
+    def sieve_parts(self) -> Parts | None:
+        attn, mlp = self.attn, self.mlp
+        idle = (attn.q_norm, attn.k_norm, attn.norm)
+        # by class: those with gates and rotations have parts of the same names
+        if type(attn).__name__ != "Attention" or type(mlp).__name__ != "Mlp":
+            return None
+        if getattr(attn, "gate", None) is not None or not all(isinstance(norm, nn.Identity) for norm in idle):
+            return None
+        return Parts(
+            self.norm1, ((attn.qkv.weight, attn.qkv.bias),), attn.num_heads, float(attn.scale), attn.proj,
+            (attn.proj_drop, self._scale("ls1", "gamma_1"), self.drop_path1), self.norm2,
+            (mlp.fc1, mlp.act, mlp.drop1, mlp.norm, mlp.fc2, mlp.drop2),
+            (self._scale("ls2", "gamma_2"), self.drop_path2), (attn, attn.qkv, *idle, mlp),
+        )  # fmt: skip
+
+    def _scale(self, module: str, parameter: str) -> nn.Module | Tensor | None:
         """LayerScale: a module in `Block`, a bare parameter or nothing in `EvaBlock`."""
-        if hasattr(self, module):
-            return cast(Tensor, getattr(self, module)(x))
-        gamma = getattr(self, parameter, None)
-        return x if gamma is None else x * gamma
+        found: nn.Module | Tensor | None = getattr(self, module, None)
+        return getattr(self, parameter, None) if found is None else found
 
     def sieve_dropout(self) -> float:
         return float(self.attn.attn_drop.p) if self.training else 0.0
+
+
+def _scaled(x: Tensor, scale: nn.Module | Tensor | None) -> Tensor:
+    return x if scale is None else x * scale if isinstance(scale, Tensor) else cast(Tensor, scale(x))
 
 
 class TimmFamily(Family):

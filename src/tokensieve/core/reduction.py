@@ -98,15 +98,15 @@ class Reduction:
         """Add the dropped patches to the kept ones they belong to, as means weighted by size."""
         assert self.drop is not None
         assert self.into is not None
-        batch, length, width = out.shape
+        _, length, width = out.shape
         gone = size.gather(1, self.drop)
         total = kept.scatter_add(1, self.into, gone)
-        # float32 where x is half, as sizes are; one pass over what stays, one over what goes
-        acc = out * F.pad(kept / total, (prefix, 0), value=1.0).unsqueeze(-1)
-        share = take_tokens(x, self.drop + prefix) * (gone / total.gather(1, self.into)).unsqueeze(-1)
-        rows = flat_rows(self.into + prefix, length)
-        acc = acc.view(-1, width).index_add_(0, rows, share.view(-1, width)).view(batch, length, width)
-        return acc.to(x.dtype), total
+        share = (gone / total.gather(1, self.into)).unsqueeze(-1)
+        slot = self.into + prefix
+        # a mean is the kept one and a share of the way to each dropped one: only rows that change are touched
+        way = (take_tokens(x, self.drop + prefix) - take_tokens(out, slot)) * share  # float32 where x is half
+        acc = out.to(way.dtype).view(-1, width).index_add_(0, flat_rows(slot, length), way.view(-1, width))
+        return acc.view(out.shape).to(x.dtype), total
 
     def slots(self, n: int) -> Tensor:
         """(B, n): for each of the n patches the slot it ended in, -1 where it was dropped for good."""

@@ -132,17 +132,17 @@ class Learned(SieveMethod):
     def _block(self, view: TokenView) -> int:
         return round(view.depth * self.networks.depth)
 
-    def price(self, view: TokenView, order: Tensor, distance: Tensor, share: Tensor) -> Tensor:
+    def price(self, view: TokenView, order: Tensor, distance: Tensor, importance: Tensor) -> Tensor:
         if view.x.shape[-1] != self.networks.width:
             raise UnsupportedModelError(
                 f"adapter {self._name} is for tokens of width {self.networks.width}, these have {view.x.shape[-1]}"
             )
+        share = importance / importance.mean(dim=1, keepdim=True)
         facts = torch.stack([distance.float(), share.float(), view.size.gather(1, order).float()], dim=-1)
         change: Tensor = self.networks(self._block(view), view.x, order, facts.clamp_min(1e-4).log())
-        price = (super().price(view, order, distance, share) * change.exp())[:, 1:]
-        # no factor may bring the first under another: it is what they are merged into
-        first = 2.0 * price.detach().amax(dim=1, keepdim=True) + torch.finfo(price.dtype).tiny
-        return torch.cat([first, price], dim=1)
+        price = super().price(view, order, distance, importance) * change.exp()
+        first = price.detach().amax(dim=1, keepdim=True)  # no factor may bring it under another: they merge into it
+        return torch.cat([first, price[:, 1:]], dim=1)
 
     @property
     def _name(self) -> str:

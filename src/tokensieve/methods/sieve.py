@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.core.merge import slot_of
 from tokensieve.core.reduction import Reduction, complement, take_tokens
+from tokensieve.core.score import unit
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method, check
 
@@ -61,51 +61,46 @@ class SieveMethod(Method):
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
         order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r) ranks; the first rank always stays
-        left = torch.zeros_like(price).scatter(1, gone, -4.0).unsqueeze(1)
-        target = take_tokens(alike, gone).add(left).argmax(dim=-1)
-        drop = order.gather(1, gone)
+        left = take_tokens(alike, gone).scatter_(2, gone.unsqueeze(1).expand(-1, r, -1), -1.0)  # these do not stay
+        drop, goal = order.gather(1, gone), order.gather(1, left.argmax(dim=-1))
         stay = complement(drop, n)
-        shown = torch.minimum(price, price[:, 1:].amax(dim=1, keepdim=True))  # the first's is only higher than any
-        scores = torch.empty_like(price).scatter(1, order, shown)
-        return Reduction(keep=stay, drop=drop, into=slot_of(stay, order.gather(1, target), n), scores=scores)
+        scores = torch.empty_like(price).scatter_(1, order, price)
+        return Reduction(keep=stay, drop=drop, into=slot_of(stay, goal, n), scores=scores)
 
     def rank(self, view: TokenView) -> tuple[Tensor, Tensor, Tensor]:
         """What the choice is made by, the patches ordered by falling importance.
 
-        Returns the order (B, N), cosines (B, N, N) and prices (B, N). Cosines to patches that are not more important
-        are 8 lower, out of everyone's reach. The first has only such: it is far from all, and its price the highest.
+        Returns the order (B, N), 1 + cosines (B, N, N), 0 to those that are not more important, and prices (B, N). The
+        first has nobody more important: it is as far from all as can be, 2, and its price the highest.
         """
         importance, order = view.importance().sort(dim=1, descending=True)
-        keys = self._compared(view, order)
-        alike = torch.baddbmm(keys.new_full((view.n, view.n), -8.0).triu_(), keys, keys.transpose(1, 2))
-        distance = (1.0 - alike.amax(dim=-1)).clamp_min(0.0)
-        share = importance / importance.mean(dim=1, keepdim=True)
-        return order, alike, self.price(view, order, distance, share)
+        keys = take_tokens(self._compared(view), order)
+        alike = torch.baddbmm(keys.new_ones(()), keys, keys.transpose(1, 2)).tril_(-1)
+        return order, alike, self.price(view, order, 2.0 - alike.amax(dim=-1), importance)
 
-    def _compared(self, view: TokenView, order: Tensor) -> Tensor:
-        """(B, N, C) unit vectors of the patches in this order, whose products say how alike they are."""
+    def _compared(self, view: TokenView) -> Tensor:
+        """(B, N, C) unit vectors of the patches, whose products say how alike they are."""
         if view.stage == "projector":
-            return F.normalize(take_tokens(view.joint, order), dim=-1)
-        # rows as the projection left them, all heads of a token side by side: taking them orders them in one pass
-        keys = take_tokens(view.k.transpose(1, 2).flatten(2), order + view.prefix)
-        return unit_keys(keys, view.k.shape[1], self.parts)
+            return unit(view.joint)
+        return unit_keys(view.k[:, :, view.prefix : view.prefix + view.n], self.parts)
 
-    def price(self, view: TokenView, order: Tensor, distance: Tensor, share: Tensor) -> Tensor:
+    def price(self, view: TokenView, order: Tensor, distance: Tensor, importance: Tensor) -> Tensor:
         """(B, N) what losing each of the patches `order` costs, the first more than any. All arguments are (B, N).
 
-        distance: to the nearest patch that is more important. share: importance over its mean, falling.
+        distance: to the nearest patch that is more important. importance: falling. The cost is up to a factor that all
+        patches of an image share.
         """
-        return distance * share**self.weight
+        return distance * importance**self.weight
 
 
-def unit_keys(keys: Tensor, heads: int, parts: int) -> Tensor:
-    """(B, N, H * d) -> (B, N, G * d): means of neighbouring heads, each of length 1 / sqrt(G).
+def unit_keys(keys: Tensor, parts: int) -> Tensor:
+    """(B, H, N, d) -> (B, N, G * d): sums of neighbouring heads, each of length 1 / sqrt(G).
 
     Products are cosines averaged over the G groups of heads. G: `parts`, or the next smaller number that divides H.
     """
+    batch, heads, n, d = keys.shape
     groups = next(g for g in range(min(parts, heads), 0, -1) if heads % g == 0)
-    batch, n, width = keys.shape
-    split = keys.view(batch, n, groups, heads // groups, width // heads)
-    mean = split.mean(dim=3) if groups < heads else split.squeeze(3)  # (B, N, G, d)
-    length: Tensor = torch.linalg.vector_norm(mean, dim=-1, keepdim=True)
-    return (mean / (length * math.sqrt(groups)).clamp_min(torch.finfo(keys.dtype).tiny)).flatten(2)
+    some = keys.view(batch, groups, -1, n, d).sum(dim=2) if groups < heads else keys  # (B, G, N, d)
+    length: Tensor = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
+    some = some / length.mul_(math.sqrt(groups)).clamp_min_(torch.finfo(keys.dtype).tiny)
+    return some.transpose(1, 2).reshape(batch, n, -1)

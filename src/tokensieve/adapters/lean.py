@@ -1,0 +1,175 @@
+"""A whole block for few tokens on a CPU. Imports few_rows.
+
+A product of matrices empties the caches. What comes right after it - a look at a module's attribute, a condition, an
+operation on a few numbers - is fetched from memory again, which takes longer than the work itself, and a block has
+hundreds of those between its products. So a forward with few tokens gathers what its blocks consist of once, in one go,
+as views of the weights, and between two products does only what the result needs. Only blocks without surprises run
+this way: the usual layers in the usual order, and no hook that waits for one of them.
+
+Figures: benchmarks/speed.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from tokensieve.adapters.few_rows import PARTS, FewRows, few_rows
+
+__all__ = ["LeanBlock", "Parts", "lean_block"]
+
+Step: TypeAlias = nn.Module | Tensor | None  # a module, a vector to scale by, or nothing
+
+
+class Parts(NamedTuple):
+    """What a pre-norm block consists of, in the order in which it runs."""
+
+    norm1: nn.Module
+    qkv: tuple[tuple[Tensor, Tensor | None], ...]  # weight and bias of the three projections in one, or of each
+    heads: int
+    scale: float  # of the logits
+    out: nn.Module
+    after_out: tuple[Step, ...]  # between the output projection and the residual sum
+    norm2: nn.Module
+    mlp: tuple[nn.Module, ...]
+    after_mlp: tuple[Step, ...]
+    around: tuple[nn.Module, ...]  # modules that hold these, and would be called otherwise
+
+
+class _SurpriseError(Exception):
+    """This block has to go its own way."""
+
+
+class LeanBlock:
+    """The stretches of a block between which the engine works. Made in every forward anew, of views of the weights."""
+
+    def __init__(self, parts: Parts, x: Tensor) -> None:
+        """x: (B, L, D), what the block is given. Raises _SurpriseError."""
+        _check_unwatched(parts)
+        first, self.act, second = _three(parts.mlp)
+        if not few_rows(x, _plain(first).weight):
+            raise _SurpriseError
+        pieces = parts.heads * (3 if len(parts.qkv) == 1 else 1)  # by parts each head lies in one piece
+        self.heads, self.scale = parts.heads, parts.scale
+        self.norm1, self.norm2 = _norm(parts.norm1), _norm(parts.norm2)
+        self.projections = [_Layer.of(weight, bias, pieces) for weight, bias in parts.qkv]
+        self.out, self.first, self.second = (
+            _Layer.of(layer.weight, layer.bias, PARTS) for layer in map(_plain, (parts.out, first, second))
+        )
+        self.scale1, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
+
+    def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Block input (B, L, D) -> queries, keys and values, each (B, H, L, d)."""
+        batch, length, width = x.shape
+        rows = F.layer_norm(x, *self.norm1).view(-1, width)
+        if len(self.projections) == 1:
+            three = self.projections[0](rows).view(3, self.heads, batch, length, -1)
+            return three.transpose(1, 2).unbind(0)
+        return tuple(p(rows).view(self.heads, batch, length, -1).transpose(0, 1) for p in self.projections)
+
+    def attended(self, x: Tensor, out: Tensor) -> Tensor:
+        """Block input (B, L, D) and heads' output (B, H, L, d) -> the residual stream after attention."""
+        return _sum(x, self.out(out.transpose(1, 2).reshape(-1, x.shape[-1])), self.scale1)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        """Residual stream at the cut (B, L, D) -> the block's output."""
+        hidden = self.first(F.layer_norm(x, *self.norm2).view(-1, x.shape[-1]))
+        if type(self.act) is nn.GELU:
+            # before the parts are laid in rows, not while: torch 2.13's gelu writes to a strided `out=` wrongly
+            hidden = F.gelu(hidden, approximate=self.act.approximate).transpose(0, 1).flatten(1)
+        else:
+            hidden = self.act(hidden.transpose(0, 1).flatten(1))
+        return _sum(x, self.second(hidden), self.scale2)
+
+
+def lean_block(parts: Parts | None, x: Tensor) -> LeanBlock | None:
+    """The block made of these parts for x (B, L, D), or None where it has to go its own way."""
+    try:
+        return None if parts is None else LeanBlock(parts, x)
+    except _SurpriseError:
+        return None
+
+
+class _Layer(NamedTuple):
+    """A linear layer by parts: views of its weights."""
+
+    bias: Tensor  # (parts, 1, O / parts)
+    weight: Tensor  # (parts, D, O / parts)
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, parts: int) -> _Layer:
+        outs, width = weight.shape[0] // parts, weight.shape[1]
+        if bias is None or outs * parts != weight.shape[0] or not weight.is_contiguous():
+            raise _SurpriseError
+        return cls(bias.view(parts, 1, outs), weight.as_strided((parts, width, outs), (outs * width, 1, width)))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(rows, D) -> (parts, rows, O / parts)."""
+        return torch.baddbmm(self.bias, rows.expand(self.weight.shape[0], -1, -1), self.weight)
+
+
+def _sum(x: Tensor, parts: Tensor, scale: Tensor | None) -> Tensor:
+    """x (B, L, D) + scale * parts (P, B * L, D / P): one pass that scales, adds and lays the parts in rows."""
+    out = x.new_empty(x.shape)
+    shape = -1, PARTS, x.shape[-1] // PARTS
+    here, there, parts = x.reshape(shape), out.view(shape), parts.transpose(0, 1)
+    if scale is None:
+        torch.add(here, parts, out=there)
+    else:
+        torch.addcmul(here, parts, scale, out=there)
+    return out
+
+
+def _plain(module: nn.Module) -> FewRows:
+    """A linear layer that does nothing else."""
+    if not isinstance(module, FewRows):
+        raise _SurpriseError
+    return module
+
+
+def _norm(module: nn.Module) -> tuple[tuple[int, ...], Tensor, Tensor, float]:
+    """What F.layer_norm takes after its input."""
+    known = type(module).__module__.partition(".")[0] in ("torch", "open_clip", "timm")  # their subclasses do the same
+    if not isinstance(module, nn.LayerNorm) or not known:
+        raise _SurpriseError
+    return module.normalized_shape, module.weight, module.bias, module.eps
+
+
+def _three(mlp: tuple[nn.Module, ...]) -> list[nn.Module]:
+    """First layer, activation and second layer, if there is nothing else that does anything."""
+    busy = [module for module in mlp if not _idle(module)]
+    if len(busy) != 3:
+        raise _SurpriseError
+    return busy
+
+
+def _scale(steps: tuple[Step, ...]) -> Tensor | None:
+    """The vector that these steps multiply by, (P, D / P). Libraries' LayerScales have no class in common."""
+    busy = [step for step in steps if not _idle(step)]
+    if not busy:
+        return None
+    (scale,) = busy if len(busy) == 1 else (None,)
+    if type(scale).__name__.endswith("LayerScale") and isinstance(scale, nn.Module) and len(scale._parameters) == 1:
+        (scale,) = scale._parameters.values()
+    if not isinstance(scale, Tensor):
+        raise _SurpriseError
+    return scale.view(PARTS, -1)
+
+
+def _idle(step: Step) -> bool:
+    """Whether this gives back what it is given."""
+    if step is None or isinstance(step, nn.Identity):
+        return True
+    return isinstance(step, nn.Module) and not step.training and type(step).__name__.endswith(("Dropout", "DropPath"))
+
+
+def _check_unwatched(parts: Parts) -> None:
+    """A hook waits for a call, and here nothing is called."""
+    modules = (parts.norm1, parts.out, *parts.after_out, parts.norm2, *parts.mlp, *parts.after_mlp, *parts.around)
+    hooks = (m._forward_hooks or m._forward_pre_hooks for m in modules if isinstance(m, nn.Module))
+    if _has_any_global_hook() or any(hooks):
+        raise _SurpriseError
