@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
-from sieve_vs_tome import fit_probe, interval, keep_for, pixels
+from sieve_vs_tome import Choice, fit_probe, interval, keep_for, pixels
 from torch import Tensor
 
 import tokensieve
@@ -52,9 +52,10 @@ class Judge:
         self.keep = {target: self._budgets(target) for target in TARGETS}
 
     def _budgets(self, target: float) -> dict[str, int]:
-        # learned's MACs are sieve's
-        names = {name: "sieve" if name == "learned" else name for name in self.methods}
-        found = {name: keep_for(self.tower, like, "geometric", target) for name, like in names.items()}
+        found = {}
+        for name, method in self.methods.items():
+            like = "sieve" if name == "learned" else name  # with the same cuts their MACs are the same
+            found[name] = keep_for(self.tower, Choice(like, target, "geometric", 1, method.spacing()), target)
         return {name: keep for name, keep in found.items() if keep is not None}
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ import argparse
 import math
 import os
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ SETTINGS = (
     "INPUT.SIZE_TRAIN=[64, 32]", "MODEL.DEPTH=4", "MODEL.WIDTH=96", "MODEL.HEADS=3", "DATASETS.VAL_SHARE=0.2",
     "SOLVER.EVAL_PERIOD=100", "SOLVER.CHECKPOINT_PERIOD=50",
 )  # fmt: skip
-PEOPLE = {"identities": 60, "cameras": 4, "images": 4, "seed": 0, "test_share": 0.4}
+PEOPLE: dict[str, Any] = {"identities": 60, "cameras": 4, "images": 4, "seed": 0, "test_share": 0.4}
 
 
 def settings(variant: str, seed: int, steps: int, data: Path, runs: Path) -> list[str]:
@@ -121,7 +122,7 @@ def measure_speed(rounds: int) -> list[dict[str, Any]]:
             models[variant] = ReidModel(config, size, ("rgb", "nir", "tir"), 30, 4, pretrained=False).eval()
         for batch in (1, 4):
             images = {m: torch.randn(batch, 3, *size) for m in ("rgb", "nir", "tir")}
-            times = interleave({v: lambda m=m, x=images: m(x) for v, m in models.items()}, rounds)
+            times = interleave({v: partial(m, images) for v, m in models.items()}, rounds)
             for variant, model in models.items():
                 low, _, high = quartiles([b / o for b, o in zip(times["all"], times[variant], strict=True)])
                 fact = {"model": name, "batch": batch, "variant": variant, "possible": model.cost().possible}

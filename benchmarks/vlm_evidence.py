@@ -51,7 +51,7 @@ class Bench:
         self.asker = Asker(processor)
         self.questions = held_out_questions(images)
         self.plan = plan_of(self.model)
-        self.facts = {
+        self.facts: dict[str, Any] = {
             "model": digest(model or small_llava_folder()), "images": images, "questions": len(self.questions),
             "seed": EVAL_SEED,
         }  # fmt: skip

@@ -114,6 +114,9 @@ class Learned(SieveMethod):
         check(bool(self.adapter), "adapter", self.adapter, "give the file that `tokensieve train select` wrote")
         self.networks = self.adapter if isinstance(self.adapter, ScoringNetworks) else load_adapter(self.adapter)
 
+    def spacing(self) -> int:
+        return 1  # it was trained so
+
     def check_encoder(self, depth: int, width: int) -> None:
         mine = self.networks
         if (mine.depth, mine.width) != (depth, width):
