@@ -131,7 +131,7 @@ def test_view_draws_photo_kept_and_scores(capsys: pytest.CaptureFixture[str], tm
     assert "60 of 256 patches after block 5" in capsys.readouterr().out
     size("--at", "5", "k=8", "m=24", "fold=true")
     assert "anchor, k=8, m=24, fold=True, 32 of 256 patches after block 5" in capsys.readouterr().out
-    wide = size("--method", "sieve", "--blocks", "2,5,8")
+    wide = size("--method", "sieve", "--blocks", "2,6,8")
     assert wide[0] > three[0]
     assert wide[1] > 2 * 448
     size("--keep", "1.0")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import platform
+import resource
 import statistics
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from tokensieve.results.record import read_record, write_record
 from tokensieve.tasks.bench import memory, run, share, speed
 from tokensieve.tasks.bench.config import BenchConfig, quick
 from tokensieve.tasks.bench.models import build_model, check_model, images, twin
-from tokensieve.tasks.bench.timing import interleave, quartiles, ratio
+from tokensieve.tasks.bench.timing import heap_kept, interleave, quartiles, ratio
 
 
 def tiny(*_: object) -> tuple[nn.Module, int]:
@@ -243,3 +245,22 @@ def test_quick_gives_way_to_what_is_said() -> None:
     assert quick(batches=(2,)).batches == (2,)
     assert BenchConfig().batches_of("vit-l14-336") == (1,)
     assert BenchConfig().batches_of("ViT-B-32") == (1, 16)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
+def test_what_a_candidate_frees_stays_while_others_are_measured():
+    """Pages that are touched for the first time in a process are counted; a tensor of the same size again has none."""
+
+    def faults() -> int:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        torch.ones(48 * 2**20, dtype=torch.uint8)  # above the size that glibc always gives back
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    faults()
+    assert faults() > 1000
+    with heap_kept() as kept:
+        assert kept
+        faults()
+        assert faults() < 100
+    faults()
+    assert faults() > 1000

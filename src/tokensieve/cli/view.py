@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 EPILOG = """examples:
   tokensieve view dog.jpg
-  tokensieve view dog.jpg --method sieve --keep 0.25 --blocks 2,5,8,11 -o dog-sieve.png
+  tokensieve view dog.jpg --method sieve --keep 0.25 --blocks 2,6,10 -o dog-sieve.png
   tokensieve view dog.jpg --method anchor --at 5 k=8 m=24 -o dog-anchor.png
   tokensieve view dog.jpg --model ViT-B-32 --pretrained vit_b_32.pt --method evit --keep 20"""
 
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--mode", choices=("prune", "analyse"), default="prune", help="analyse: every block scores the whole photo")
     add("--model", default="vit-s14", metavar="NAME", help="vit-s14, or a model of open_clip (default: vit-s14)")
     add("--pretrained", metavar="FILE", help="the checkpoint of an open_clip model")
-    add("--blocks", type=blocks, metavar="BLOCKS", help="show these, such as 2,5,8 (default: the last of --at)")
+    add("--blocks", type=blocks, metavar="BLOCKS", help="show these, such as 2,6,10 (default: the last of --at)")
     add("-o", "--output", default="view.png", metavar="FILE", help="a PNG file (default: view.png)")
 
 
