@@ -16,18 +16,10 @@ from tokensieve.adapters.few_rows import few_rows, linear, plain_linear, wants_f
 from tokensieve.testing.models import tiny_model, tiny_models
 from tokensieve.testing.vlm import tiny_llava
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL")
-
-
-@pytest.fixture(autouse=True)
-def two_threads(monkeypatch):
-    """Where the parts apply, and to small layers too."""
-    monkeypatch.setattr(module, "_SMALL", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(before)
+pytestmark = [
+    pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 
 def draw(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -14,20 +14,13 @@ from tokensieve.adapters.few_rows import plain_linear
 from tokensieve.adapters.lean import LeanBlock
 from tokensieve.testing.models import tiny_model, tiny_models
 
-pytestmark = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL")
+pytestmark = [
+    pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL"),
+    pytest.mark.usefixtures("two_threads"),
+]
 
 # rotations, norms of queries and keys, an attention class of its own: these go their own way
 OWN_WAY = {"openclip_custom", "timm_eva", "timm_qknorm"}
-
-
-@pytest.fixture(autouse=True)
-def two_threads(monkeypatch):
-    monkeypatch.setattr(few_rows, "_SMALL", 0)
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    with torch.no_grad():
-        yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

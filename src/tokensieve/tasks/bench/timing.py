@@ -50,17 +50,18 @@ def heap_kept() -> Iterator[bool]:
     Otherwise a candidate pays for the pages that the one before it gave back: up to a third of the time of a batch, by
     chance, and mostly on the untouched model, whose tensors are the largest.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
         yield False
         return
-    mallopt(_MMAP_MAX, 0)
-    mallopt(_TRIM_THRESHOLD, 2**31 - 1)
+    libc.mallopt(_MMAP_MAX, 0)
+    libc.mallopt(_TRIM_THRESHOLD, 2**31 - 1)
     try:
         yield True
     finally:
         for what, value in _USUAL.items():
-            mallopt(what, value)
+            libc.mallopt(what, value)
+        libc.malloc_trim(0)
 
 
 def _timed(call: Callable[[], object], device: str) -> float:
