@@ -67,11 +67,11 @@ def test_each_stretch_against_a_double_referee(act, scaled):
         found = (*block.qkv(x), block.attended(x, heads), block.mlp(x))
 
     double = copy.deepcopy(parts)
-    for module in (double.norm1, double.norm2, double.out, *double.mlp):
+    for module in (double.norm1, *double.qkv, double.norm2, double.out, *double.mlp):
         module.double()
     factor = 1.0 if scale is None else scale.double()
-    (weight, bias), x, heads = double.qkv[0], x.double(), heads.double()
-    three = (double.norm1(x) @ weight.double().T + bias.double()).view(2, 21, 3, 4, 8).permute(2, 0, 3, 1, 4)
+    qkv, x, heads = double.qkv[0], x.double(), heads.double()
+    three = (double.norm1(x) @ qkv.weight.T + qkv.bias).view(2, 21, 3, 4, 8).permute(2, 0, 3, 1, 4)
     after = x + factor * (heads.transpose(1, 2).flatten(2) @ double.out.weight.T + double.out.bias)
     first, between, second = double.mlp
     hidden = between(double.norm2(x) @ first.weight.T + first.bias)
@@ -180,6 +180,116 @@ def test_it_begins_where_the_tokens_have_become_few(runs, monkeypatch):
         assert len(runs) == sum(2 * tokens <= 60 for tokens in entering) == 2
         with plain_linear():
             torch.testing.assert_close(found, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+class Wrapped(nn.Module):
+    """A layer with more to it, under the names of the layer: as adapters of weights are made."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.weight, self.bias = layer.weight, layer.bias
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+
+    def forward(self, x):
+        return 2 * self.layer(x)
+
+
+class Loud(nn.Sequential):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+class AlwaysDropout(nn.Dropout):
+    def forward(self, x):
+        return 0.5 * x
+
+
+class OwnLayerScale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(32))
+
+    def forward(self, x):
+        return x * self.gamma.exp()
+
+
+def surprise(tiny, what: str) -> None:
+    """Change the second block of a tiny model in a way that its parts' weights do not tell."""
+    if tiny.name == "openclip":
+        block = tiny.model.transformer.resblocks[1]
+        if what == "mlp":
+            block.mlp = Loud(*block.mlp)
+        elif what == "another mlp":
+            block.mlp = nn.ModuleDict({"inner": block.mlp})
+            block.mlp.forward = lambda x: 2 * block.mlp["inner"](x)
+        else:
+            block.ls_2 = OwnLayerScale()
+    elif tiny.name == "timm":
+        block = tiny.model.blocks[1]
+        if what == "projection":
+            block.attn.qkv = Wrapped(block.attn.qkv)
+        elif what == "forward":
+            before = block.mlp.fc1.forward
+            block.mlp.fc1.forward = lambda x: 2 * before(x)
+        elif what == "drop":
+            block.mlp.drop1 = AlwaysDropout()
+        else:
+            from timm.layers import LayerNormAct
+
+            norm = LayerNormAct(32)
+            norm.load_state_dict(block.norm2.state_dict())
+            block.norm2 = norm
+    else:
+        layer = tiny.model.vision_model.encoder.layers[1] if hasattr(tiny.model, "vision_model") else None
+        layer = tiny.model.encoder.layers[1] if layer is None else layer
+        if what == "projection":
+            layer.self_attn.v_proj = Wrapped(layer.self_attn.v_proj)
+        else:
+            layer.mlp.fc2 = Wrapped(layer.mlp.fc2)
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("openclip", "mlp"),
+        ("openclip", "another mlp"),
+        ("openclip", "scale"),
+        ("timm", "projection"),
+        ("timm", "forward"),
+        ("timm", "drop"),
+        ("timm", "norm"),
+        ("transformers_clip", "projection"),
+        ("transformers_clip", "layer"),
+    ],
+)
+def test_what_weights_do_not_tell_goes_its_own_way(name, what, runs):
+    """Layers, norms and steps that do more than their class of that name: as exact as without a lean form."""
+    tiny = tiny_model(name)
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        usual = tiny.feature(tiny.model, x)
+    surprise(tiny, what)
+    runs.clear()
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        found = tiny.feature(tiny.model, x)
+        assert len(runs) == handle.depth - 1
+        assert not torch.allclose(found, usual, atol=1e-3)
+        with plain_linear():
+            torch.testing.assert_close(found, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+def test_heads_of_a_width_of_their_own():
+    from timm.layers.attention import Attention
+
+    tiny = tiny_model("timm")
+    torch.manual_seed(0)
+    for block in tiny.model.blocks:
+        block.attn = Attention(32, num_heads=4, attn_head_dim=16, qkv_bias=True).eval()
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        found = tiny.feature(tiny.model, tiny.images(1))
+        with plain_linear():
+            torch.testing.assert_close(found, tiny.feature(tiny.model, tiny.images(1)), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("threads", [1, 5])

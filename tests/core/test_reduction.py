@@ -203,3 +203,10 @@ def test_take_tokens_and_complement(seed):
 def test_an_index_beyond_the_patches_is_an_error():
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         Reduction(keep=torch.tensor([[0, 9]])).apply(torch.randn(1, 5, 3))
+
+
+def test_opposite_values_of_half_precision_do_not_overflow():
+    """The way from 40,000 to -40,000 is longer than float16 can say; their mean is not."""
+    x = torch.tensor([[[40000.0], [-40000.0]]], dtype=torch.float16)
+    reduction = Reduction(keep=torch.tensor([[0]]), drop=torch.tensor([[1]]), into=torch.tensor([[0]]))
+    assert reduction.apply(x)[0].tolist() == [[[0.0]]]

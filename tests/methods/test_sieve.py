@@ -5,7 +5,7 @@ import torch
 
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
-from tokensieve.methods.sieve import SieveMethod
+from tokensieve.methods.sieve import SieveMethod, unit_keys
 
 
 def _view(seed, n=14, heads=4, prefix=1, size=None, stage="encoder"):
@@ -92,3 +92,12 @@ def test_the_weight_matters_and_is_checked():
     assert len(set(chosen.values())) == 3
     with pytest.raises(OptionError, match="weight=-1"):
         SieveMethod(weight=-1.0)
+
+
+def test_gradients_reach_the_keys():
+    keys = torch.randn(1, 4, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda k: unit_keys(k, 2), keys)
+
+
+def test_it_cuts_at_every_second_block():
+    assert SieveMethod().spacing() == 2

@@ -48,18 +48,18 @@ def few_rows_here() -> bool:
 
 
 def is_few(x: Tensor) -> bool:
-    """Whether x (..., D) has few rows."""
-    return _LEAST <= x.numel() // x.shape[-1] <= _MOST
+    """Whether x (..., D) has few rows, in float32 on a CPU."""
+    few = _LEAST <= x.numel() // x.shape[-1] <= _MOST
+    return few and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
 def few_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether `x` (..., D) times `weight` (O, D) is a case for parts: few rows, large weights, float32, on a CPU."""
+    """Whether `x` (..., D) times `weight` (O, D) is a case for parts: few rows, large weights."""
     return (
         few_rows_here()
         and is_few(x)
         and weight.numel() > _SMALL
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
+        and weight.dtype == torch.float32
         and type(weight) in (Tensor, nn.Parameter)
     )
 

@@ -20,16 +20,21 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from tokensieve.adapters.few_rows import PARTS, FewRows, few_rows
 
-__all__ = ["LeanBlock", "Parts", "lean_block"]
+__all__ = ["LeanBlock", "Parts", "is_from", "lean_block"]
 
 Step: TypeAlias = nn.Module | Tensor | None  # a module, a vector to scale by, or nothing
+Source: TypeAlias = nn.Module | tuple[Tensor, Tensor | None]  # a linear layer, or its weight and bias
+_LIBRARIES = ("torch", "open_clip", "timm", "transformers")
+_NORMS = ("LayerNorm", "LayerNormFp32")
+_SCALES = ("LayerScale", "Dinov2LayerScale", "Dinov2WithRegistersLayerScale")
+_DROPS = ("Dropout", "DropPath", "Dinov2DropPath", "Dinov2WithRegistersDropPath")
 
 
 class Parts(NamedTuple):
     """What a pre-norm block consists of, in the order in which it runs."""
 
     norm1: nn.Module
-    qkv: tuple[tuple[Tensor, Tensor | None], ...]  # weight and bias of the three projections in one, or of each
+    qkv: tuple[Source, ...]  # the three projections in one, or each
     heads: int
     scale: float  # of the logits
     out: nn.Module
@@ -51,15 +56,13 @@ class LeanBlock:
         """x: (B, L, D), what the block is given. Raises _SurpriseError."""
         _check_unwatched(parts)
         first, self.act, second = _three(parts.mlp)
-        if not few_rows(x, _plain(first).weight):
+        if not few_rows(x, _plain(first)[0]):
             raise _SurpriseError
         pieces = parts.heads * (3 if len(parts.qkv) == 1 else 1)  # by parts each head lies in one piece
         self.heads, self.scale = parts.heads, parts.scale
         self.norm1, self.norm2 = _norm(parts.norm1), _norm(parts.norm2)
-        self.projections = [_Layer.of(weight, bias, pieces) for weight, bias in parts.qkv]
-        self.out, self.first, self.second = (
-            _Layer.of(layer.weight, layer.bias, PARTS) for layer in map(_plain, (parts.out, first, second))
-        )
+        self.projections = [_Layer.of(source, pieces) for source in parts.qkv]
+        self.out, self.first, self.second = (_Layer.of(source, PARTS) for source in (parts.out, first, second))
         self.scale1, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -73,7 +76,8 @@ class LeanBlock:
 
     def attended(self, x: Tensor, out: Tensor) -> Tensor:
         """Block input (B, L, D) and heads' output (B, H, L, d) -> the residual stream after attention."""
-        return _sum(x, self.out(out.transpose(1, 2).reshape(-1, x.shape[-1])), self.scale1)
+        heads, d = out.shape[1], out.shape[3]
+        return _sum(x, self.out(out.transpose(1, 2).reshape(-1, heads * d)), self.scale1)
 
     def mlp(self, x: Tensor) -> Tensor:
         """Residual stream at the cut (B, L, D) -> the block's output."""
@@ -101,10 +105,14 @@ class _Layer(NamedTuple):
     weight: Tensor  # (parts, D, O / parts)
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor | None, parts: int) -> _Layer:
+    def of(cls, source: Source, parts: int) -> _Layer:
+        weight, bias = source if isinstance(source, tuple) else _plain(source)
         outs, width = weight.shape[0] // parts, weight.shape[1]
         if bias is None or outs * parts != weight.shape[0] or not weight.is_contiguous():
             raise _SurpriseError
+        for part in (weight, bias):
+            if type(part) not in (Tensor, nn.Parameter) or part.dtype != torch.float32 or part.device.type != "cpu":
+                raise _SurpriseError
         return cls(bias.view(parts, 1, outs), weight.as_strided((parts, width, outs), (outs * width, 1, width)))
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -124,17 +132,22 @@ def _sum(x: Tensor, parts: Tensor, scale: Tensor | None) -> Tensor:
     return out
 
 
-def _plain(module: nn.Module) -> FewRows:
-    """A linear layer that does nothing else."""
+def is_from(module: object, *names: str) -> bool:
+    """Whether the class of this module is one of the known libraries' with such a name, not one derived from it."""
+    cls = type(module)
+    return cls.__name__ in names and cls.__module__.partition(".")[0] in _LIBRARIES
+
+
+def _plain(module: nn.Module) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a linear layer that does nothing else."""
     if not isinstance(module, FewRows):
         raise _SurpriseError
-    return module
+    return module.weight, module.bias
 
 
 def _norm(module: nn.Module) -> tuple[tuple[int, ...], Tensor, Tensor, float]:
     """What F.layer_norm takes after its input."""
-    known = type(module).__module__.partition(".")[0] in ("torch", "open_clip", "timm")  # their subclasses do the same
-    if not isinstance(module, nn.LayerNorm) or not known:
+    if not isinstance(module, nn.LayerNorm) or not is_from(module, *_NORMS):
         raise _SurpriseError
     return module.normalized_shape, module.weight, module.bias, module.eps
 
@@ -148,12 +161,12 @@ def _three(mlp: tuple[nn.Module, ...]) -> list[nn.Module]:
 
 
 def _scale(steps: tuple[Step, ...]) -> Tensor | None:
-    """The vector that these steps multiply by, (P, D / P). Libraries' LayerScales have no class in common."""
+    """The vector that these steps multiply by, (P, D / P)."""
     busy = [step for step in steps if not _idle(step)]
     if not busy:
         return None
     (scale,) = busy if len(busy) == 1 else (None,)
-    if type(scale).__name__.endswith("LayerScale") and isinstance(scale, nn.Module) and len(scale._parameters) == 1:
+    if isinstance(scale, nn.Module) and is_from(scale, *_SCALES) and len(scale._parameters) == 1:
         (scale,) = scale._parameters.values()
     if not isinstance(scale, Tensor):
         raise _SurpriseError
@@ -162,14 +175,18 @@ def _scale(steps: tuple[Step, ...]) -> Tensor | None:
 
 def _idle(step: Step) -> bool:
     """Whether this gives back what it is given."""
-    if step is None or isinstance(step, nn.Identity):
+    if step is None or type(step) is nn.Identity:
         return True
-    return isinstance(step, nn.Module) and not step.training and type(step).__name__.endswith(("Dropout", "DropPath"))
+    return isinstance(step, nn.Module) and not step.training and is_from(step, *_DROPS)
 
 
 def _check_unwatched(parts: Parts) -> None:
-    """A hook waits for a call, and here nothing is called."""
-    modules = (parts.norm1, parts.out, *parts.after_out, parts.norm2, *parts.mlp, *parts.after_mlp, *parts.around)
-    hooks = (m._forward_hooks or m._forward_pre_hooks for m in modules if isinstance(m, nn.Module))
-    if _has_any_global_hook() or any(hooks):
+    """A hook waits for a call, and a forward of one instance's own would be passed by: here nothing is called."""
+    given = (parts.norm1, *parts.qkv, parts.out, *parts.after_out, parts.norm2, *parts.mlp, *parts.after_mlp)
+    for module in (*given, *parts.around):
+        if isinstance(module, nn.Module) and (
+            module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
+        ):
+            raise _SurpriseError
+    if _has_any_global_hook():
         raise _SurpriseError

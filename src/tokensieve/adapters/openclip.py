@@ -68,7 +68,8 @@ class OpenClipBlock(SievedBlock):
     def sieve_parts(self) -> Parts | None:
         attn = self.attn
         heads, width = attn.num_heads, attn.in_proj_weight.shape[1]
-        if hasattr(attn, "ln_q"):  # an attention class of open_clip's own, with more in it
+        # an attention class of open_clip's own has more in it, a Sequential of the user's own may do more
+        if hasattr(attn, "ln_q") or type(self.mlp) is not nn.Sequential:
             return None
         return Parts(
             self.ln_1, ((attn.in_proj_weight, attn.in_proj_bias),), heads, (width // heads) ** -0.5, attn.out_proj,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.lean import Parts
+from tokensieve.adapters.lean import Parts, is_from
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -42,10 +42,10 @@ class TimmBlock(SievedBlock):
         attn = self.attn
         x = self.norm1(x)
         if getattr(attn, "qkv", None) is not None:
-            bias = attn.qkv.bias
-            if getattr(attn, "q_bias", None) is not None:
-                bias = torch.cat((attn.q_bias, attn.k_bias, attn.v_bias))
-            qkv = F.linear(x, attn.qkv.weight, bias)
+            if getattr(attn, "q_bias", None) is None:
+                qkv = attn.qkv(x)  # called, not read: it may be a layer of the user's own
+            else:
+                qkv = F.linear(x, attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)))
             q, k, v = qkv.unflatten(-1, (3 * attn.num_heads, -1)).transpose(1, 2).chunk(3, dim=1)
         else:
             parts = (attn.q_proj, attn.k_proj, attn.v_proj)
@@ -86,17 +86,17 @@ class TimmBlock(SievedBlock):
 
     def sieve_parts(self) -> Parts | None:
         attn, mlp = self.attn, self.mlp
-        idle = (attn.q_norm, attn.k_norm, attn.norm)
         # by class: those with gates and rotations have parts of the same names
-        if type(attn).__name__ != "Attention" or type(mlp).__name__ != "Mlp":
+        if not is_from(attn, "Attention") or not is_from(mlp, "Mlp") or getattr(attn, "gate", None) is not None:
             return None
-        if getattr(attn, "gate", None) is not None or not all(isinstance(norm, nn.Identity) for norm in idle):
+        idle = (attn.q_norm, attn.k_norm, attn.norm)
+        if not all(type(norm) is nn.Identity for norm in idle):
             return None
         return Parts(
-            self.norm1, ((attn.qkv.weight, attn.qkv.bias),), attn.num_heads, float(attn.scale), attn.proj,
+            self.norm1, (attn.qkv,), attn.num_heads, float(attn.scale), attn.proj,
             (attn.proj_drop, self._scale("ls1", "gamma_1"), self.drop_path1), self.norm2,
             (mlp.fc1, mlp.act, mlp.drop1, mlp.norm, mlp.fc2, mlp.drop2),
-            (self._scale("ls2", "gamma_2"), self.drop_path2), (attn, attn.qkv, *idle, mlp),
+            (self._scale("ls2", "gamma_2"), self.drop_path2), (attn, *idle, mlp),
         )  # fmt: skip
 
     def _scale(self, module: str, parameter: str) -> nn.Module | Tensor | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.lean import Parts
+from tokensieve.adapters.lean import Parts, is_from
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -54,12 +54,13 @@ class ClipBlock(SievedBlock):
     def sieve_mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.mlp(self.layer_norm2(x)))
 
-    def sieve_parts(self) -> Parts:
+    def sieve_parts(self) -> Parts | None:
         attn, mlp = self.self_attn, self.mlp
-        three = (attn.q_proj, attn.k_proj, attn.v_proj)
+        if not is_from(mlp, "CLIPMLP", "SiglipMLP"):
+            return None
         return Parts(
-            self.layer_norm1, tuple((part.weight, part.bias) for part in three), attn.num_heads, float(attn.scale),
-            attn.out_proj, (), self.layer_norm2, (mlp.fc1, mlp.activation_fn, mlp.fc2), (), (attn, *three, mlp),
+            self.layer_norm1, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, float(attn.scale), attn.out_proj,
+            (), self.layer_norm2, (mlp.fc1, mlp.activation_fn, mlp.fc2), (), (attn, mlp),
         )  # fmt: skip
 
     def sieve_dropout(self) -> float:
@@ -153,13 +154,13 @@ class Dinov2Block(SievedBlock):
     def sieve_parts(self) -> Parts | None:
         *three, out, heads = _dinov2_parts(self.attention)
         mlp = self.mlp
-        act = getattr(mlp, "activation_fn", getattr(mlp, "activation", None))  # by version
-        if act is None or not has(mlp, "fc1", "fc2"):  # with gates
+        if not is_from(mlp, "Dinov2MLP", "Dinov2WithRegistersMLP"):  # others have gates
             return None
+        act = mlp.activation_fn if has(mlp, "activation_fn") else mlp.activation  # by version
         return Parts(
-            self.norm1, tuple((part.weight, part.bias) for part in three), heads,
-            float(three[0].out_features // heads) ** -0.5, out, (self.layer_scale1, self.drop_path), self.norm2,
-            (mlp.fc1, act, mlp.fc2), (self.layer_scale2, self.drop_path), (self.attention, *three, mlp),
+            self.norm1, tuple(three), heads, float(three[0].out_features // heads) ** -0.5, out,
+            (self.layer_scale1, self.drop_path), self.norm2, (mlp.fc1, act, mlp.fc2),
+            (self.layer_scale2, self.drop_path), (self.attention, mlp),
         )  # fmt: skip
 
     def sieve_dropout(self) -> float:

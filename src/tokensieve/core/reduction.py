@@ -104,8 +104,9 @@ class Reduction:
         share = (gone / total.gather(1, self.into)).unsqueeze(-1)
         slot = self.into + prefix
         # a mean is the kept one and a share of the way to each dropped one: only rows that change are touched
-        way = (take_tokens(x, self.drop + prefix) - take_tokens(out, slot)) * share  # float32 where x is half
-        acc = out.to(way.dtype).view(-1, width).index_add_(0, flat_rows(slot, length), way.view(-1, width))
+        wide = torch.promote_types(x.dtype, share.dtype)  # float32 where x is half
+        way = (take_tokens(x, self.drop + prefix).to(wide) - take_tokens(out, slot).to(wide)) * share
+        acc = out.to(wide).view(-1, width).index_add_(0, flat_rows(slot, length), way.view(-1, width))
         return acc.view(out.shape).to(x.dtype), total
 
     def slots(self, n: int) -> Tensor:

@@ -79,6 +79,7 @@ class SieveMethod(Method):
         """
         importance, order = view.importance().sort(dim=1, descending=True)
         keys = take_tokens(self._compared(view), order)
+        keys = keys.to(torch.promote_types(keys.dtype, torch.float32))  # 1 + cosine is coarse in half precision
         alike = torch.baddbmm(keys.new_ones(()), keys, keys.transpose(1, 2)).tril_(-1)
         return order, alike, self.price(view, order, 2.0 - alike.amax(dim=-1), importance)
 
@@ -91,10 +92,9 @@ class SieveMethod(Method):
     def price(self, view: TokenView, order: Tensor, distance: Tensor, importance: Tensor) -> Tensor:
         """(B, N) what losing each of the patches `order` costs, the first more than any. All arguments are (B, N).
 
-        distance: to the nearest patch that is more important. importance: falling. The cost is up to a factor that all
-        patches of an image share.
+        distance: to the nearest patch that is more important. importance: falling, 1 / N on average.
         """
-        return distance * importance**self.weight
+        return distance * (importance * view.n) ** self.weight
 
 
 def unit_keys(keys: Tensor, parts: int) -> Tensor:
@@ -106,5 +106,5 @@ def unit_keys(keys: Tensor, parts: int) -> Tensor:
     groups = next(g for g in range(min(parts, heads), 0, -1) if heads % g == 0)
     some = keys.view(batch, groups, -1, n, d).sum(dim=2) if groups < heads else keys  # (B, G, N, d)
     length: Tensor = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
-    some = some / length.mul_(math.sqrt(groups)).clamp_min_(torch.finfo(keys.dtype).tiny)
+    some = some / (length * math.sqrt(groups)).clamp_min(torch.finfo(keys.dtype).tiny)
     return some.transpose(1, 2).reshape(batch, n, -1)

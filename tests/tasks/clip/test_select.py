@@ -146,7 +146,9 @@ def test_the_loss_falls_and_the_best_adapter_is_written(tmp_path):
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
     assert [j.step for j in judged] == [0, 60]
     assert lines[0].startswith("step 0: held-out loss")
-    assert load_adapter(output).depth == 4
+    networks = load_adapter(output)
+    assert networks.depth == 4
+    assert (networks.unit != 1.0).all()  # the length of tokens was measured where learned cuts, at every block
 
 
 def test_an_interrupted_run_goes_on_as_if_it_was_not(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,8 +51,8 @@ def heap_kept() -> Iterator[bool]:
     Otherwise a candidate pays for the pages that the one before it gave back: up to a third of the time of a batch, by
     chance, and mostly on the untouched model, whose tensors are the largest.
     """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is None or not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
         yield False
         return
     libc.mallopt(_MMAP_MAX, 0)

@@ -186,6 +186,9 @@ class _Watch(SieveMethod):
         super().__init__()
         self.found = torch.ones(depth)
 
+    def spacing(self) -> int:
+        return 1  # where learned cuts
+
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         self.found[round(view.depth * len(self.found))] = view.x.float().square().mean().sqrt().clamp_min(1e-6)
         return super().reduce(view, keep)
