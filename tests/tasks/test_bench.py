@@ -257,25 +257,20 @@ def faults():
     torch.ones(48 * 2**20, dtype=torch.uint8)  # above the size that glibc always gives back
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-faults()
-found = [faults()]
+before = [faults() for _ in range(30)]
 with heap_kept() as kept:
-    faults()
-    found.append(faults())
-faults()
-print(kept, *found, faults())
+    within = [faults() for _ in range(60)]
+after = [faults() for _ in range(30)]
+print(kept, *(sum(n > 1000 for n in some[-20:]) for some in (before, within, after)))
 """
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="asks glibc")
 def test_what_a_candidate_frees_stays_while_others_are_measured():
-    """Pages touched for the first time are counted; while memory is kept, a tensor of the same size again has none.
+    """Pages touched for the first time are counted: 12,288 for a tensor of 48 MiB, none once there is room for it.
 
-    In a process of its own: another's heap may have room for the tensor anyway.
+    In a process of its own, as another's heap may have room anyway; and after some tensors, until small pieces that lie
+    between them have found their place.
     """
     out = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True).stdout.split()
-    kept, before, within, after = out
-    assert kept == "True"
-    assert int(before) > 1000
-    assert int(within) < 100
-    assert int(after) > 1000
+    assert out == ["True", "20", "0", "20"]
