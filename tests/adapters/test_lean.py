@@ -63,7 +63,7 @@ def test_each_stretch_against_a_double_referee(act, scaled):
         first, _, _, _, second, _ = parts.mlp
         parts = parts._replace(mlp=(first, between, second), after_out=(scale,), after_mlp=(None, scale))
         x, heads = (torch.randn(shape, generator=draw) for shape in ((2, 21, 32), (2, 4, 21, 8)))
-        block = LeanBlock(parts, x)
+        block = LeanBlock(parts)
         found = (*block.qkv(x), block.attended(x, heads), block.mlp(x))
 
     double = copy.deepcopy(parts)

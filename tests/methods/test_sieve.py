@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+import tokensieve
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
 from tokensieve.methods.sieve import SieveMethod, unit_keys
+from tokensieve.testing.models import tiny_model
 
 
 def _view(seed, n=14, heads=4, prefix=1, size=None, stage="encoder"):
@@ -100,4 +102,8 @@ def test_gradients_reach_the_keys():
 
 
 def test_it_cuts_at_every_second_block():
-    assert SieveMethod().spacing() == 2
+    tiny = tiny_model("openclip")
+    with tokensieve.attach(tiny.model, "sieve", keep=0.5) as handle:
+        tiny.feature(tiny.model, tiny.images(1))
+        assert sorted(handle.kept) == [0, 2]
+        assert handle.tokens_per_layer[0] == handle.tokens_per_layer[1]

@@ -63,9 +63,13 @@ class Run:
         self.kept: dict[int, Tensor] = {}
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
-        self.blocks: list[nn.Module] = []  # those it goes through
+        self.blocks: list[nn.Module] = []  # those it goes through, where they may run lean
         self.lean: list[LeanBlock | None] | None = None  # as far as they can be run so; gathered when tokens are few
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
+
+    def start(self, blocks: list[nn.Module]) -> None:
+        """Say which blocks it will go through."""
+        self.blocks = blocks if few_rows_here() else []
 
     def enter(self, block: int, length: int) -> State:
         """The state before `block`, through which `length` tokens pass."""
@@ -80,7 +84,7 @@ class Run:
             return None
         if self.lean is None:
             parts = (b.sieve_parts() if isinstance(b, SievedBlock) else None for b in self.blocks)
-            self.lean = [lean_block(p, x) for p in parts]
+            self.lean = [lean_block(p) for p in parts]
         return self.lean[block]
 
     def cut(self, block: int, seen: Attended) -> Tensor:
@@ -290,8 +294,7 @@ class SievedBlocks(nn.ModuleList):
         if not torch.compiler.is_exporting():
             self.last = run
         blocks = [block for block in self._modules.values() if block is not None]
-        if few_rows_here():
-            run.blocks = blocks
+        run.start(blocks)
         return [Bound(block, run) for block in blocks]
 
     def __iter__(self) -> Iterator[Any]:

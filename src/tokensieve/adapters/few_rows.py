@@ -11,12 +11,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["PARTS", "FewRows", "few_rows", "few_rows_here", "is_few", "linear", "plain_linear", "wants_few_rows"]
+__all__ = [
+    "PARTS",
+    "ByParts",
+    "FewRows",
+    "few_rows",
+    "few_rows_here",
+    "is_few",
+    "is_large",
+    "linear",
+    "plain_linear",
+    "wants_few_rows",
+]
 
 PARTS = 4  # of a layer's outputs; measured with two threads, where 2 to 8 are about equal
 _LEAST, _MOST = 16, 320  # rows; under these it is a matrix times a few vectors, above the usual product is as fast
@@ -53,24 +65,44 @@ def is_few(x: Tensor) -> bool:
     return few and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def few_rows(x: Tensor, weight: Tensor) -> bool:
-    """Whether `x` (..., D) times `weight` (O, D) is a case for parts: few rows, large weights."""
+def is_large(weight: Tensor) -> bool:
+    """Whether a layer's weight (O, D) is worth taking by parts, and can be: float32 on a CPU, and large."""
     return (
-        few_rows_here()
-        and is_few(x)
-        and weight.numel() > _SMALL
+        weight.numel() > _SMALL
         and weight.dtype == torch.float32
         and type(weight) in (Tensor, nn.Parameter)
+        and weight.device.type == "cpu"
     )
+
+
+def few_rows(x: Tensor, weight: Tensor) -> bool:
+    """Whether `x` (..., D) times `weight` (O, D) is a case for parts: few rows, large weights."""
+    return few_rows_here() and is_few(x) and is_large(weight)
+
+
+class ByParts(NamedTuple):
+    """A linear layer by parts: views of its weights."""
+
+    bias: Tensor | None  # (parts, 1, O / parts)
+    weight: Tensor  # (parts, D, O / parts)
+
+    @classmethod
+    def of(cls, weight: Tensor, bias: Tensor | None, parts: int = PARTS) -> ByParts:
+        """weight: (O, D), bias: (O,). O is a multiple of `parts`."""
+        seen = weight.view(parts, -1, weight.shape[1]).transpose(1, 2)
+        return cls(None if bias is None else bias.view(parts, 1, -1), seen)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """(rows, D) -> (parts, rows, O / parts)."""
+        many = rows.expand(self.weight.shape[0], -1, -1)
+        return torch.bmm(many, self.weight) if self.bias is None else torch.baddbmm(self.bias, many, self.weight)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear, by parts where that is faster; results differ by rounding. (..., D), (O, D) -> (..., O)."""
     if not few_rows(x, weight) or weight.shape[0] % PARTS:
         return F.linear(x, weight, bias)
-    rows = x.reshape(1, -1, x.shape[-1]).expand(PARTS, -1, -1)
-    columns = weight.view(PARTS, -1, weight.shape[1]).transpose(1, 2)
-    out = torch.bmm(rows, columns) if bias is None else torch.baddbmm(bias.view(PARTS, 1, -1), rows, columns)
+    out = ByParts.of(weight, bias)(x.reshape(-1, x.shape[-1]))
     return out.transpose(0, 1).reshape(*x.shape[:-1], -1)
 
 

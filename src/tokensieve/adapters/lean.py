@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from tokensieve.adapters.few_rows import PARTS, FewRows, few_rows
+from tokensieve.adapters.few_rows import PARTS, ByParts, FewRows, is_large
 
 __all__ = ["LeanBlock", "Parts", "is_from", "lean_block"]
 
@@ -52,17 +52,17 @@ class _SurpriseError(Exception):
 class LeanBlock:
     """The stretches of a block between which the engine works. Made in every forward anew, of views of the weights."""
 
-    def __init__(self, parts: Parts, x: Tensor) -> None:
-        """x: (B, L, D), what the block is given. Raises _SurpriseError."""
+    def __init__(self, parts: Parts) -> None:
+        """Raises _SurpriseError."""
         _check_unwatched(parts)
         first, self.act, second = _three(parts.mlp)
-        if not few_rows(x, _plain(first)[0]):
+        if not is_large(_plain(first)[0]):
             raise _SurpriseError
         pieces = parts.heads * (3 if len(parts.qkv) == 1 else 1)  # by parts each head lies in one piece
         self.heads, self.scale = parts.heads, parts.scale
         self.norm1, self.norm2 = _norm(parts.norm1), _norm(parts.norm2)
-        self.projections = [_Layer.of(source, pieces) for source in parts.qkv]
-        self.out, self.first, self.second = (_Layer.of(source, PARTS) for source in (parts.out, first, second))
+        self.projections = [_layer(source, pieces) for source in parts.qkv]
+        self.out, self.first, self.second = (_layer(source, PARTS) for source in (parts.out, first, second))
         self.scale1, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
 
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -90,34 +90,25 @@ class LeanBlock:
         return _sum(x, self.second(hidden), self.scale2)
 
 
-def lean_block(parts: Parts | None, x: Tensor) -> LeanBlock | None:
-    """The block made of these parts for x (B, L, D), or None where it has to go its own way."""
+def lean_block(parts: Parts | None) -> LeanBlock | None:
+    """The block made of these parts, or None where it has to go its own way."""
     try:
-        return None if parts is None else LeanBlock(parts, x)
+        return None if parts is None else LeanBlock(parts)
     except _SurpriseError:
         return None
 
 
-class _Layer(NamedTuple):
-    """A linear layer by parts: views of its weights."""
-
-    bias: Tensor  # (parts, 1, O / parts)
-    weight: Tensor  # (parts, D, O / parts)
-
-    @classmethod
-    def of(cls, source: Source, parts: int) -> _Layer:
-        weight, bias = source if isinstance(source, tuple) else _plain(source)
-        outs, width = weight.shape[0] // parts, weight.shape[1]
-        if bias is None or outs * parts != weight.shape[0] or not weight.is_contiguous():
+def _layer(source: Source, parts: int) -> ByParts:
+    """A linear layer by parts, where that can be seen in its weights."""
+    weight, bias = source if isinstance(source, tuple) else _plain(source)
+    if weight.shape[0] % parts or not weight.is_contiguous():
+        raise _SurpriseError
+    for part in (weight, bias):
+        if part is not None and (
+            type(part) not in (Tensor, nn.Parameter) or part.dtype != torch.float32 or part.device.type != "cpu"
+        ):
             raise _SurpriseError
-        for part in (weight, bias):
-            if type(part) not in (Tensor, nn.Parameter) or part.dtype != torch.float32 or part.device.type != "cpu":
-                raise _SurpriseError
-        return cls(bias.view(parts, 1, outs), weight.as_strided((parts, width, outs), (outs * width, 1, width)))
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """(rows, D) -> (parts, rows, O / parts)."""
-        return torch.baddbmm(self.bias, rows.expand(self.weight.shape[0], -1, -1), self.weight)
+    return ByParts.of(weight, bias, parts)
 
 
 def _sum(x: Tensor, parts: Tensor, scale: Tensor | None) -> Tensor:

@@ -99,8 +99,8 @@ def _cut_alone(tower: nn.Module, method: str, x: Tensor) -> Callable[[], object]
     handle = attach(tower, method, keep=_keep(method), at=0)
     block = cast(Any, handle.blocks)[0]
     run = Run(handle)
-    run.blocks = [block]
     with torch.inference_mode():
+        run.start([block])
         state = run.enter(0, x.shape[1])
         seen = block.sieve_attend(x, run, state, run.lean_block(0, x))
     return partial(run.cut, 0, seen)
