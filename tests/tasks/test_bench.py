@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -22,7 +23,7 @@ from tokensieve.results.record import read_record, write_record
 from tokensieve.tasks.bench import memory, run, share, speed
 from tokensieve.tasks.bench.config import BenchConfig, quick
 from tokensieve.tasks.bench.models import build_model, check_model, images, twin
-from tokensieve.tasks.bench.timing import interleave, quartiles, ratio
+from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio
 
 
 def tiny(*_: object) -> tuple[nn.Module, int]:
@@ -76,6 +77,35 @@ def test_ratio_is_the_median_of_rounds_not_the_ratio_of_medians() -> None:
     assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2.0, 3.0, 4.0)
 
 
+@pytest.mark.parametrize(("rounds", "first", "last"), [(6, 1, 6), (9, 2, 8), (15, 4, 12), (41, 14, 28), (100, 40, 61)])
+def test_the_interval_has_the_ranks_of_the_sign_test(rounds: int, first: int, last: int) -> None:
+    """The ranks that textbooks print for a median's 95 % interval, whatever order the values come in."""
+    values = [float(i) for i in range(1, rounds + 1)]
+    assert interval(values[::-1]) == (first, last)
+
+
+def test_the_interval_holds_the_median_nineteen_times_of_twenty() -> None:
+    generator = torch.Generator().manual_seed(4)
+    draws = torch.empty(2000, 15, dtype=torch.float64).exponential_(generator=generator)
+    inside = [low < math.log(2) < high for low, high in map(interval, draws.tolist())]
+    assert 0.95 <= sum(inside) / len(inside) < 0.98  # 96.5 % at 15: ranks are whole numbers
+
+
+def test_too_few_rounds_are_never_sure() -> None:
+    assert interval([1.0] * 5) is None
+    assert judge(0.9, [2.0] * 5) == {"target": 0.9, "met": True, "sure": False}
+
+
+def test_a_target_inside_the_interval_is_unsure() -> None:
+    values = [0.88, 0.89, 0.91, 0.92, 0.93, 0.94]
+    assert judge(0.87, values) == {"target": 0.87, "met": True, "sure": True}
+    assert judge(0.88, values) == {"target": 0.88, "met": True, "sure": True}  # all reach it
+    assert judge(0.90, values) == {"target": 0.90, "met": True, "sure": False}
+    assert judge(0.93, values) == {"target": 0.93, "met": False, "sure": False}
+    assert judge(0.95, values) == {"target": 0.95, "met": False, "sure": True}
+    assert judge(None, values) == {"target": None, "met": None, "sure": None}
+
+
 # -- candidates ---------------------------------------------------------------------------------------------------
 
 
@@ -125,19 +155,21 @@ def test_rows_agree_with_a_naive_recomputation() -> None:
     model, _ = tiny()
     found = speed.candidates_of(model, config(methods=("random",)))
     generator = torch.Generator().manual_seed(1)
-    times = {c.name: (torch.rand(5, generator=generator) + 0.5).tolist() for c in found}
+    times = {c.name: (torch.rand(9, generator=generator) + 0.5).tolist() for c in found}
     rows = speed.speed_rows("m", 16, found, times)
     stock, sdpa = times["stock 1.0"], times["sdpa 1.0"]
     best, name = (stock, "stock") if statistics.median(stock) < statistics.median(sdpa) else (sdpa, "sdpa")
     for c, row in zip(found, rows, strict=True):
         mine = times[c.name]
         assert row["ms"] == pytest.approx(1e3 * statistics.median(mine))
-        assert row["ms_quartiles"] == pytest.approx([1e3 * sorted(mine)[1], 1e3 * sorted(mine)[3]])
+        assert row["ms_quartiles"] == pytest.approx([1e3 * sorted(mine)[2], 1e3 * sorted(mine)[6]])
         assert row["faster_baseline"] == name
-        assert row["speedup"] == pytest.approx(sorted(b / t for b, t in zip(best, mine, strict=True))[2])
-        assert row["speedup_stock"] == pytest.approx(sorted(b / t for b, t in zip(stock, mine, strict=True))[2])
+        ordered = sorted(b / t for b, t in zip(best, mine, strict=True))
+        assert row["speedup"] == pytest.approx(ordered[4])
+        assert row["speedup_stock"] == pytest.approx(sorted(b / t for b, t in zip(stock, mine, strict=True))[4])
         assert row["possible"] == pytest.approx(row["macs_full"] / row["macs"])
         assert row["gained_of_possible"] == pytest.approx(row["speedup"] / row["possible"])
+        assert row["gained_interval"] == pytest.approx((ordered[1] / row["possible"], ordered[7] / row["possible"]))
         assert row["reduces"] == (c.method == "random")
     judged = {row["method"]: row for row in rows}
     assert judged["keep-all"]["met"] == (judged["keep-all"]["speedup_stock"] >= 0.99)

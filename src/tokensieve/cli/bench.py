@@ -22,7 +22,7 @@ EPILOG = """examples:
   tokensieve bench --speed --share --memory -o all.json     everything in one record
   tokensieve bench --vlm --rounds 15 -o runs/vlm.json       a LLaVA of 576 + 64 tokens: prefill, decoding, cache"""
 
-_TABLE_WIDTH = 140  # where the output is no terminal, and so has no width
+_TABLE_WIDTH = 160  # where the output is no terminal, and so has no width
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -98,7 +98,9 @@ def _show(record: Record) -> None:
         console = Console(width=_TABLE_WIDTH)
     for table in bench_tables(record.rows):
         console.print(table)
-    judged = [row["met"] for row in record.rows if row["target"] is not None]
+    judged = [row for row in record.rows if row["target"] is not None]
+    met, unsure = sum(row["met"] for row in judged), sum(not row.get("sure", True) for row in judged)
+    hint = f" ({unsure} unsure: another run may say otherwise; more --rounds tell)" if unsure else ""
     where = "{cpu}, {cores} cores, {threads} threads, {device}".format(**record.hardware)
     torch = record.versions.get("torch", "?")
-    console.print(f"{sum(judged)} of {len(judged)} targets met; {where}, torch {torch}", highlight=False)
+    console.print(f"{met} of {len(judged)} targets met{hint}; {where}, torch {torch}", highlight=False)

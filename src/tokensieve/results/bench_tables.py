@@ -25,17 +25,30 @@ def _table(title: str, left: Iterable[str], right: Iterable[str]) -> Table:
     for name in left:
         table.add_column(name, no_wrap=True)
     for name in right:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("target", no_wrap=True)
+        table.add_column(name, justify="right", min_width=6)  # in a narrow terminal in several lines, but not cut off
+    table.add_column("target", min_width=7)
     return table
 
 
+def _ms(row: Row) -> str:
+    """Median and quartiles; tenths of a millisecond where they say something."""
+    values = (row["ms"], *row["ms_quartiles"])
+    mid, low, high = (f"{value:.1f}" if value < 100 else f"{value:.0f}" for value in values)
+    return f"{mid} [{low}, {high}]"
+
+
 def _verdict(row: Row, sign: str, form: str) -> str:
-    """ "0.95 met", "0.95 missed", or nothing where no target is set."""
+    """ "0.95 met", "0.95 missed", with "unsure" where another run may say otherwise; nothing where no target is set."""
     if row["target"] is None:
         return ""
     word = "[green]met[/]" if row["met"] else "[red]missed[/]"
-    return f"{sign}{row['target']:{form}} {word}"
+    return f"{sign}{row['target']:{form}} {word}{'' if row.get('sure', True) else ', unsure'}"
+
+
+def _gained(row: Row) -> str:
+    """gained / possible, and where its median lies as far as the rounds can say; older records do not."""
+    found = row.get("gained_interval")
+    return f"{row['gained_of_possible']:.3f}" + (f" [{found[0]:.2f}, {found[1]:.2f}]" if found else "")
 
 
 def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> Table:
@@ -48,17 +61,17 @@ def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> 
 
 def _speed(rows: list[Row]) -> Table:
     table = _table(
-        "Speed, interleaved. speed-up: against the faster of stock and sdpa; keep-all's target: against stock",
+        "Speed, interleaved. speed-up: against the faster of stock and sdpa (keep-all's target: against stock); "
+        "gained: speed-up / possible",
         ("model", "batch", "method", "keep"),
-        ("tokens", "GMACs", r"ms median \[quartiles]", "speed-up", "possible", "gained/possible"),
+        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]"),
     )
 
     def cells(row: Row) -> list[str]:
-        low, high = row["ms_quartiles"]
         return [
             row["model"], str(row["batch"]), row["method"], str(row["keep"]), str(row["tokens_per_layer"][-1]),
-            f"{row['macs'] / 1e9:.2f}", f"{row['ms']:.1f} [{low:.1f}, {high:.1f}]", f"{row['speedup']:.3f}",
-            f"{row['possible']:.3f}", f"{row['gained_of_possible']:.3f}", _verdict(row, ">= ", ".2f"),
+            f"{row['macs'] / 1e9:.2f}", _ms(row), f"{row['speedup']:.3f}",
+            f"{row['possible']:.3f}", _gained(row), _verdict(row, ">= ", ".2f"),
         ]  # fmt: skip
 
     return _group(table, rows, ("model", "batch"), cells)
@@ -102,16 +115,25 @@ def _vlm(rows: list[Row]) -> Table:
         "A LLaVA with random weights against the untouched one: prefill (with the tower), its possible speed-up and "
         "what is gained of it, the method's own time; decoding a token; the cache. vision: tokens on layer average",
         ("batch", "method", "keep"),
-        ("vision", r"ms \[quartiles]", "speed-up", "possible", "gained", "own ms", "decode ms", "speed-up", "KV MiB"),
+        (
+            "vision",
+            r"ms \[quartiles]",
+            "speed-up",
+            "possible",
+            r"gained \[95 %]",
+            "own ms",
+            "decode ms",
+            "speed-up",
+            "KV MiB",
+        ),
     )
 
     def cells(row: Row) -> list[str]:
-        low, high = row["ms_quartiles"]
         own = "" if row["overhead_ms"] is None else f"{row['overhead_ms']:.2f}"
         return [
             str(row["batch"]), row["method"], str(row["keep"]), f"{row['vision_tokens_average']:.0f}",
-            f"{row['ms']:.1f} [{low:.1f}, {high:.1f}]", f"{row['speedup']:.3f}", f"{row['possible']:.3f}",
-            f"{row['gained_of_possible']:.3f}", own, f"{row['decode_ms']:.2f}", f"{row['decode_speedup']:.3f}",
+            _ms(row), f"{row['speedup']:.3f}", f"{row['possible']:.3f}",
+            _gained(row), own, f"{row['decode_ms']:.2f}", f"{row['decode_speedup']:.3f}",
             f"{row['kv_bytes'] / 2**20:.2f}{'' if row['kv_exact'] else ' [red]not as planned[/]'}",
             _verdict(row, ">= ", ".2f"),
         ]  # fmt: skip

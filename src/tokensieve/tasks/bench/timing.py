@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import random
 import statistics
 import sys
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["heap_kept", "interleave", "quartiles", "ratio", "settle"]
+__all__ = ["heap_kept", "interleave", "interval", "judge", "quartiles", "ratio", "ratios", "settle"]
 
 Times = dict[str, list[float]]
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's mallopt
@@ -87,6 +88,35 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     return low, mid, high
 
 
+def ratios(base: Sequence[float], other: Sequence[float]) -> list[float]:
+    """How many times faster `other` was, round by round."""
+    return [b / o for b, o in zip(base, other, strict=True)]
+
+
 def ratio(base: Sequence[float], other: Sequence[float]) -> float:
     """How many times faster `other` is: the median of the per-round ratios, so that drift between rounds cancels."""
-    return statistics.median(b / o for b, o in zip(base, other, strict=True))
+    return statistics.median(ratios(base, other))
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """Where the median lies with a probability of at least 95 %, whatever the distribution; None of fewer than six
+    values, which cannot say.
+
+    It is below the k-th smallest of n values only if fewer than k of n coins fall heads.
+    """
+    ordered, n = sorted(values), len(values)
+    rank, outside = 0, 0.5**n
+    while outside <= 0.025:
+        rank += 1
+        outside += math.comb(n, rank) * 0.5**n
+    return (ordered[rank - 1], ordered[n - rank]) if rank else None
+
+
+def judge(target: float | None, values: Sequence[float]) -> dict[str, float | bool | None]:
+    """A row's `target`, whether the median of `values` has `met` it, and whether that is `sure`: whether the interval
+    lies on one side of the target. All None where none is set."""
+    if target is None:
+        return {"target": None, "met": None, "sure": None}
+    found = interval(values)
+    sure = found is not None and not found[0] < target <= found[1]
+    return {"target": target, "met": statistics.median(values) >= target, "sure": sure}
