@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
@@ -31,6 +33,18 @@ def test_compiled_equals_eager(family: str, method: str) -> None:
         for images, feature, index in zip((a, b), wanted, kept, strict=True):
             assert torch.allclose(compiled(images), feature, atol=1e-5)
             assert torch.equal(handle.kept[2], index)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the default backend calls a C++ compiler")
+def test_the_default_backend_draws_the_same_patches() -> None:
+    """Random numbers out of 64-bit products: the backend may not take them for indices of 32 bits."""
+    tiny = tiny_model("openclip")
+    with torch.inference_mode(), tokensieve.attach(tiny.model, "random", keep=14, at=0) as handle:
+        wanted = tiny.model(tiny.images(2))
+        kept = handle.kept[0]
+        assert torch.allclose(torch.compile(tiny.model)(tiny.images(2)), wanted, atol=1e-5)
+        assert torch.equal(handle.kept[0], kept)
 
 
 @pytest.mark.slow

@@ -132,5 +132,6 @@ def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:
     """Uniform numbers in [0, 1) from (seed, image hash (B,), position (B, N)): no generator. Returns (B, N)."""
     start = (seed * 0x85EBCA6B + 1) % (1 << 63)
-    h = _scramble(position * 0x632BE5AB + start + image.unsqueeze(1))
+    # masked: torch.compile takes the bare product of a range and a number for an index, and computes it in 32 bits
+    h = _scramble((position & 0xFFFFFFFF) * 0x632BE5AB + start + image.unsqueeze(1))
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)
