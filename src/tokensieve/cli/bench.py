@@ -2,7 +2,8 @@
 
 Speed-ups are medians of per-round ratios against the faster of the untouched model ("stock") and the same model on
 linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and gained / possible.
-"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's.
+"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's. In brackets where the
+median lies with 95 %, whatever the distribution, as far as so many rounds can say; a target inside is "unsure".
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _TABLE_WIDTH = 160  # where the output is no terminal, and so has no width
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("--quick", action="store_true", help="vit-s14 only, batch 1 and 8, 5 rounds; other flags still win")
+    add("--quick", action="store_true", help="vit-s14 only, batch 1 and 8, 6 rounds; other flags still win")
     add("--models", nargs="+", metavar="NAME", help=f"of {', '.join(MODELS)}, or any of open_clip (default: these)")
     add("--batch", nargs="+", type=int, metavar="B", help="batch sizes (default: 1 16; vit-l14-336: 1)")
     add("--methods", nargs="+", metavar="NAME", help=f"see `tokensieve methods` (default: {' '.join(METHODS)})")
     add("--keep", nargs="+", type=keep_number, metavar="K", help="ratios or counts at the end (default: 0.5 0.25)")
     add("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: each method's own)")
-    add("--rounds", type=int, metavar="R", help="each round runs every candidate once (default: 11)")
+    add("--rounds", type=int, metavar="R", help="each runs every candidate once; under 6 nothing is sure (default: 11)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cpu)")
     add("--threads", type=int, metavar="T", help="threads of torch on CPU (default: as torch has it)")
     add("--seed", type=int, metavar="S", help="of random weights and images (default: 0)")

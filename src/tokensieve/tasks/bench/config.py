@@ -81,5 +81,5 @@ class BenchConfig:
 
 def quick(**changes: object) -> BenchConfig:
     """About a minute on two cores: the real ViT-S/14 alone, batch 1 and 8, few rounds. Anything said wins."""
-    base: dict[str, object] = {"models": ("vit-s14",), "batches": (1, 8), "rounds": 5, "share_sizes": SHARE_SIZES[:3]}
+    base: dict[str, object] = {"models": ("vit-s14",), "batches": (1, 8), "rounds": 6, "share_sizes": SHARE_SIZES[:3]}
     return BenchConfig(**(base | changes))  # type: ignore[arg-type]
