@@ -23,6 +23,8 @@ def main() -> None:
     parser.add_argument("--method", default="sieve", choices=sorted(tokensieve.list_methods("encoder")))
     parser.add_argument("--keep", type=float, default=0.4)
     args = parser.parse_args()
+    if not args.folder.is_dir():
+        parser.error(f"there is no folder {args.folder}")
 
     import open_clip  # after tokensieve: it mends torchvision beside a CPU torch (docs/install.md)
 

@@ -6,6 +6,7 @@ Without --pretrained the weights are random: good enough to see it run.
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from PIL import Image
@@ -15,11 +16,13 @@ import tokensieve
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("image")
+    parser.add_argument("image", type=Path)
     parser.add_argument("--model", default="deit_small_patch16_224")
     parser.add_argument("--pretrained", action="store_true")
     parser.add_argument("--keep", type=float, default=0.5)
     args = parser.parse_args()
+    if not args.image.is_file():
+        parser.error(f"there is no file {args.image}")
 
     import timm  # after tokensieve: it mends torchvision beside a CPU torch (docs/install.md)
     import timm.data

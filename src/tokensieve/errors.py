@@ -6,6 +6,7 @@ A leaf: imports the standard library only.
 from __future__ import annotations
 
 import difflib
+import textwrap
 from collections.abc import Iterable
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "UnknownNameError",
     "UnsupportedModelError",
     "nearest",
+    "one_line",
 ]
 
 
@@ -67,3 +69,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f' Did you mean "{close[0]}"?' if close else ""
     return f"{hint} Known: {', '.join(names) or 'none'}."
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """What a library's error says, in one line of at most so many letters, cut between words; else what kind it is."""
+    return textwrap.shorten(str(error), most, placeholder=" ...") or type(error).__name__

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tokensieve._yaml import safe_yaml
 from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
 
 __all__ = ["Count", "Positive", "Ratio", "Section", "keys_of", "parse_settings", "read_settings"]
@@ -38,7 +38,7 @@ def read_settings(path: str | Path) -> Any:
         raise MissingMaterialError(f"--config {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise OptionError(f"--config {path} is no text file") from None
-    return _yaml(text, f"--config {path}")
+    return safe_yaml(text, f"--config {path}")
 
 
 def parse_settings(kind: type[Whole], data: Any, overrides: Sequence[str] = ()) -> Whole:
@@ -65,13 +65,6 @@ def _copied(value: Any) -> Any:
     return {key: _copied(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
-def _yaml(text: str, where: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise OptionError(f"{where} is no YAML: {' '.join(str(error).split())[:200]}") from None
-
-
 def _override(kind: type[Section], tree: dict[str, Any], pair: str) -> None:
     key, equals, value = pair.partition("=")
     known = keys_of(kind)
@@ -83,7 +76,7 @@ def _override(kind: type[Section], tree: dict[str, Any], pair: str) -> None:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
             raise OptionError(f"{pair!r}: {section} is no section")
-    tree[name] = _yaml(value, pair)
+    tree[name] = safe_yaml(value, pair)
 
 
 def keys_of(section: type[Section], before: str = "") -> list[str]:

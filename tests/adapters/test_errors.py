@@ -13,6 +13,12 @@ from tokensieve.errors import BudgetError, OptionError, UnknownNameError, Unsupp
 from tokensieve.testing import tiny_model, tiny_models
 
 
+def test_a_text_has_rows_of_features() -> None:
+    for shape in ((16,), (1, 1, 2, 16)):
+        with pytest.raises(OptionError, match=r"give features \(T, E\)"):
+            tokensieve.attach(tiny_model("openclip").model, "cdpruner", keep=9, text=torch.randn(shape))
+
+
 @pytest.mark.parametrize("name", ["resnet18", "convnext_atto", "swin_tiny_patch4_window7_224"])
 def test_towers_without_a_sequence(name: str) -> None:
     declare_missing_schemas()

@@ -77,6 +77,8 @@ def test_wrong_names_get_the_nearest_right_one(capsys: pytest.CaptureFixture[str
     assert 'Did you mean "vit-s14"?' in refused(capsys, "bench", "--models", "vit-s15")
     assert 'Did you mean "linear"?' in refused(capsys, "bench", "--schedule", "lineal")
     assert "--version" in refused(capsys, "--verzion")
+    assert 'Did you mean "--trials"?' in refused(capsys, "search", "clip", "--trails", "3")
+    assert 'Did you mean "--objectives"?' in refused(capsys, "search", "vlm", "--objective", "macs")
 
 
 def test_wrong_values_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +86,9 @@ def test_wrong_values_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "batch 0" in refused(capsys, "bench", "--batch", "0")
     assert "rounds 0" in refused(capsys, "bench", "--rounds", "0")
     assert "1.5" in refused(capsys, "bench", "--keep", "1.5")
+    assert "keep=0" in refused(capsys, "bench", "--keep", "0")
+    assert "2.5" in refused(capsys, "sweep", "--methods", "evit", "--keep", "0.5", "2.5", "-o", "nowhere")
+    assert "--trials 0" in refused(capsys, "search", "clip", "--trials", "0")
     assert "'half'" in refused(capsys, "bench", "--keep", "half")
     assert "0.5,0.2" in refused(capsys, "bench", "--keep", "0.5,0.2")
     assert "cuda:99" in refused(capsys, "bench", "--device", "cuda:99")

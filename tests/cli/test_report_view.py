@@ -13,6 +13,7 @@ from PIL import Image
 from eval_runs import make_run, make_runs, write_runs
 from tokensieve.cli import report
 from tokensieve.cli.main import main
+from tokensieve.results.record import new_record, write_record
 from tokensieve.zoo.vit_s14 import onnx_path
 
 
@@ -56,6 +57,26 @@ def test_report_from_files_and_folders(capsys: pytest.CaptureFixture[str], tmp_p
     assert "<title>Mine &amp; yours</title>" in html
     assert "<img" not in html
     assert [p.name for p in page.parent.iterdir()] == ["report.html"]
+
+
+def test_report_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = write_runs(tmp_path / "runs", [make_run()])
+    deeper = write_runs(folder / "sweep", [make_run()])
+    bench = folder / "bench.json"
+    write_record(new_record("bench", {}, []), bench)
+    argv = ["report", str(folder), "--no_pictures", "-o", str(tmp_path / "report.html")]
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    assert "1 run," in out
+    assert f"{deeper}: more results, not in this page" in err
+    assert f"{bench}: of `tokensieve bench`" in err
+    assert main([*argv, str(deeper)]) == 0
+    out, err = capsys.readouterr()
+    assert "2 runs," in out
+    assert "more results" not in err
+    (folder / "00.json").unlink()
+    line = refused(capsys, "report", folder, "--no_pictures", "-o", tmp_path / "other.html")
+    assert f"there are some in {deeper}" in line
 
 
 def test_report_names_the_file_that_is_no_result(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

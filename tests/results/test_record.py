@@ -75,4 +75,6 @@ def test_unwritable_places_are_found_beforehand(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "file" / "run.json"):
         with pytest.raises(RecordError, match="cannot write"):
             check_writable(path)
+    with pytest.raises(RecordError, match="file is a file, not a folder"):
+        check_writable(tmp_path / "file" / "deeper" / "run.json")
     assert not check_writable(tmp_path / "new.json").exists()

@@ -43,6 +43,12 @@ def by_ray(folder: Path, run: Any, trials: int, *more: Any, **settings: Any) -> 
     return toy(folder, run, trials, *more, mode="ray", **settings)
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"])
+def test_an_address_where_nobody_answers_is_said_at_once(address: str) -> None:
+    with pytest.raises(MissingMaterialError, match=f"no Ray cluster at {address}: .*ray start --head"):
+        clusters._check_reachable(address)
+
+
 def test_the_cluster_is_of_this_machine_alone(ray) -> None:
     nodes = [node for node in ray.nodes() if node["Alive"]]
     assert [node["NodeManagerAddress"] for node in nodes] == ["127.0.0.1"]

@@ -144,10 +144,28 @@ def test_an_objective_that_is_put_right_has_its_own_direction(tmp_path, study) -
     wrong = Objective(metric="mac", direction="maximize")
     with pytest.raises(UnknownNameError, match="objective 'mac'"):
         run_search(toy(tmp_path, quiet_run(tmp_path), 6, (wrong,), study=study))
-    with pytest.raises(OptionError, match="holds another search"):  # a trial waits that has values of this space
-        run_search(toy(tmp_path, quiet_run(tmp_path), 6, (wrong,), space={"n": SPACE["n"]}, study=study))
     record = run_search(toy(tmp_path, quiet_run(tmp_path), 6, (MACS,), study=study)).record
     assert record["best"] == [min(record["trials"], key=lambda trial: trial["values"][0])["number"]]
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_search_that_has_nothing_yet_may_become_another_one(tmp_path, study) -> None:
+    wrong = Objective(metric="mac", direction="maximize")
+    with pytest.raises(UnknownNameError, match="objective 'mac'"):
+        run_search(toy(tmp_path, quiet_run(tmp_path), 3, (wrong,), study=study))
+    space = {name: SPACE[name] for name in ("x", "n")}
+    found = run_search(toy(tmp_path, quiet_run(tmp_path), 3, (MACS,), space=space, study=study))
+    assert [set(trial["params"]) for trial in found.record["trials"]] == [{"x", "n"}] * 3
+
+
+def test_a_search_with_an_interrupted_trial_may_not(tmp_path) -> None:
+    def interrupted(params, origin, report):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_search(toy(tmp_path, interrupted, 2))
+    with pytest.raises(OptionError, match="holds another search"):  # its values are of the old space
+        run_search(toy(tmp_path, quiet_run(tmp_path), 2, space={"n": SPACE["n"]}))
 
 
 def test_the_same_values_are_not_run_twice(tmp_path) -> None:

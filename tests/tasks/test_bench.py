@@ -148,6 +148,12 @@ def test_candidates_are_all_there_and_reduce_what_they_say() -> None:
     assert ends == [37, 37, 37, 1 + 18 + 1, 1 + 9 + 1, 1 + 18, 1 + 9]  # evit has one token made of the rest
 
 
+def test_a_budget_that_keeps_all_is_refused_before_it_is_measured() -> None:
+    model, _ = tiny()
+    with pytest.raises(BudgetError, match="keep 5000: nothing to measure, the image has 36 patches"):
+        speed.candidates_of(model, config(keep=(0.5, 5000)))
+
+
 # -- rows ---------------------------------------------------------------------------------------------------------
 
 

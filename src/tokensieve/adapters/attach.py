@@ -116,8 +116,8 @@ def attach(
     tower, family = find_tower(model)
     if "encoder" not in method.stages:
         raise UnsupportedModelError(
-            f"{type(method).__name__} works at {' and '.join(method.stages)} of a vision-language model (LLaVA), not "
-            f"inside a vision encoder; {type(model).__name__} is one"
+            f"{type(method).__name__} works in a vision-language model (LLaVA), at its {' and '.join(method.stages)}; "
+            f"{type(model).__name__} is a vision encoder: `tokensieve methods` says which methods work in one"
         )
     if keep is None and keep_average is None:
         keep = method.own_keep()
@@ -189,6 +189,8 @@ class Attachment:
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if mode == "fuse" and self.project is None:
             raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')
+        if text is not None and text.dim() not in (2, 3):
+            raise OptionError(f"text of shape {tuple(text.shape)}: give features (T, E), or (B, T, E) for each image")
         if text is not None and self.project is None:
             raise UnsupportedModelError(f"text: {family.name} has no joint space for single patches")
 

@@ -2,8 +2,9 @@
 
 Speed-ups are medians of per-round ratios against the faster of the untouched model ("stock") and the same model on
 linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and gained / possible.
-"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's. In brackets where the
-median lies with 95 %, whatever the distribution, as far as so many rounds can say; a target inside is "unsure".
+"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's; "keep-all" a method
+attached with a budget that keeps everything. In brackets where the median lies with 95 %, whatever the distribution, as
+far as so many rounds can say; a target inside is "unsure".
 """
 
 from __future__ import annotations

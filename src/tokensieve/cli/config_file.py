@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokensieve._yaml import safe_yaml
 from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
 
 __all__ = ["actions_of", "given_flags", "hint", "read_table", "table_words", "with_file"]
@@ -17,14 +18,13 @@ __all__ = ["actions_of", "given_flags", "hint", "read_table", "table_words", "wi
 
 def read_table(file: str | Path) -> dict[str, Any]:
     """The flags in a YAML file."""
-    import yaml
-
     try:
-        data = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+        text = Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise MissingMaterialError(f"--config {file} cannot be read: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise OptionError(f"--config {file} is no YAML: {' '.join(str(error).split())}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--config {file} is no text file") from None
+    data = safe_yaml(text, f"--config {file}")
     if not isinstance(data, dict):
         raise OptionError(f"--config {file}: expected keys with values, one for each flag")
     return data

@@ -24,7 +24,8 @@ def run(args: Namespace) -> int:
 
     if problems := check_set(args.layout, args.root):
         print("\n".join(f"{problem.file}: {problem.reason}" for problem in problems))
-        print(f"{len(problems)} broken, and not one file was changed; --skip_broken of train and eval leaves them out")
+        print(f"{len(problems)} broken, and not one file was changed")
+        print("`eval reid --skip_broken` and `train reid DATASETS.SKIP_BROKEN=True` leave them out")
         return 2
     print(load_set(args.layout, args.root).summary())
     return 0

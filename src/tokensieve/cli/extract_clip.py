@@ -15,6 +15,7 @@ from pathlib import Path
 from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config, take_pairs
 from tokensieve.cli.parser import budget, keep_number
 from tokensieve.errors import DataError, OptionError
+from tokensieve.results.record import cores
 
 EPILOG = """examples:
   tokensieve extract clip photos/ -o features/                          the default model, untouched
@@ -42,7 +43,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--dtype", default="float32", metavar="TYPE", help="of the files: float32 or float16 (default: float32)")
     add("--amp", action="store_true", help="mixed precision")
     add("--batch_size", type=int, default=64, metavar="B", help="(default: 64)")
-    add("--num_workers", type=int, default=4, metavar="N", help="processes that read, a shard each (default: 4)")
+    add("--num_workers", type=int, metavar="N", help="processes that read, a shard each (default: 4, or fewer cores)")
     add("--strict", action="store_true", help="a sample that cannot be read ends the run (default: it is counted)")
     add("--merge", type=Path, metavar="FILE.npy",
         help="afterwards, all features in one array, their keys beside it in FILE.keys.jsonl")  # fmt: skip
@@ -68,7 +69,7 @@ def run(args: Namespace) -> int:
     config = ExtractConfig(
         model=args.model or DEFAULT_MODEL, pretrained=args.pretrained or DEFAULT_PRETRAINED,
         reduction=sieve_config(args), normalize=args.normalize, dtype=args.dtype, amp=args.amp,
-        batch_size=args.batch_size, workers=args.num_workers,
+        batch_size=args.batch_size, workers=min(4, cores()) if args.num_workers is None else args.num_workers,
     )  # fmt: skip
     shards = find_shards(data)
     console = Console(stderr=True)

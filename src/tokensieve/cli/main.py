@@ -26,7 +26,7 @@ COMMANDS = {
     "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",
     "search": "search methods, budgets and options by accuracy and MACs: the best, or the Pareto front, as YAML",
     "sweep": "run methods x budgets x models x datasets, the untouched model always among them",
-    "train": "train the parts that can be learned (align, reid, select)",
+    "train": "train the parts that can be learned (align, reid, select, vlm, vlm-base)",
     "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
 }
 

@@ -6,13 +6,16 @@ The page opens offline: everything is inside the one file.
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.core.budget import parse_keep
 from tokensieve.errors import TokensieveError
+from tokensieve.results.evals import folders_of_results, is_bench
 from tokensieve.results.record import check_writable, write_whole
 from tokensieve.results.report.reid import is_reid
 from tokensieve.results.report.runs import budget, number
@@ -43,6 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> int:
     runs, studies = read_results(args.runs)
+    for line in _left_out(args.runs):
+        print(f"tokensieve: note: {line}", file=sys.stderr)
     check_writable(args.output)
     from tokensieve.results.report import build_page, eval_sections
 
@@ -53,6 +58,15 @@ def run(args: Namespace) -> int:
     said = ", ".join(f"{n} {one if n == 1 else several}" for n, one, several in counts if n or one == "run")
     print(f"{args.output}: {said}, {len(page.encode()) / 2**20:.1f} MiB")
     return 0
+
+
+def _left_out(places: Sequence[str]) -> list[str]:
+    """What lies in and under the folders that were named, and is not in the page."""
+    folders = [Path(place) for place in places if Path(place).is_dir()]
+    deeper = [str(inner) for folder in folders for inner in folders_of_results(folder) if inner not in folders]
+    lines = [f"{', '.join(deeper)}: more results, not in this page; name these folders too"] if deeper else []
+    records = [str(path) for folder in folders for path in sorted(folder.glob("*.json")) if is_bench(path)]
+    return [*lines, f"{', '.join(records)}: of `tokensieve bench`, not in this page"] if records else lines
 
 
 def _pictures(runs: Sequence[Mapping[str, Any]], args: Namespace) -> Pictures | None:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     task = words.pop(0)
     if task not in TASKS:
         raise UnknownNameError(f"tokensieve search does not know {task!r}.{nearest(task, TASKS)}")
-    args, rest = _parser(task).parse_known_args(words)
+    args, rest = search_parser(task).parse_known_args(words)
 
     from tokensieve.cli.clip_flags import take_pairs
     from tokensieve.cli.search_eval import eval_search, task_of
@@ -52,7 +52,8 @@ def main(argv: Sequence[str]) -> int:
     return carry_out(eval_search(task, config, fixed, args.images, command))
 
 
-def _parser(task: str) -> Parser:
+def search_parser(task: str) -> Parser:
+    """The flags that are the search's own."""
     usage = f"tokensieve search {task} [flags] [flags of tokensieve eval {task}] [KEY=VALUE ...]"
     parser = Parser(prog=f"tokensieve search {task}", usage=usage, description=__doc__, epilog=EPILOG)
     add = parser.add_argument
@@ -73,6 +74,8 @@ def _parser(task: str) -> Parser:
 
 def _config(task: str, args: Namespace) -> EvalSearchConfig:
     """The file's settings with the flags on top."""
+    if args.trials is not None and args.trials < 1:
+        raise OptionError(f"--trials {args.trials}: at least 1")
     try:
         from tokensieve.search.settings import EvalSearchConfig
         from tokensieve.settings import parse_settings, read_settings

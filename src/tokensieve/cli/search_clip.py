@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.cli.clip_flags import EXCLUSIVE, SEED_FLAGS, parse, sieve_config
-from tokensieve.cli.config_file import actions_of, given_flags, hint, table_words
+from tokensieve.cli.config_file import actions_of, given_flags, table_words
 from tokensieve.cli.eval import eval_parser
 from tokensieve.cli.parser import Parser, option_pairs
-from tokensieve.errors import OptionError, UnknownNameError
+from tokensieve.cli.searching import unknown_flag
+from tokensieve.errors import OptionError
 
 if TYPE_CHECKING:
     from tokensieve.tasks.clip.load import Loader
@@ -53,8 +54,7 @@ def given(words: Sequence[str]) -> dict[str, Any]:
     own, rest = given_flags(ours, words)
     passed, unknown = given_flags(theirs, rest)
     if unknown:
-        near = hint(unknown[0], actions_of(ours, theirs))
-        raise UnknownNameError(f"tokensieve search clip does not know {unknown[0]!r}.{near}")
+        raise unknown_flag("clip", unknown[0], flags())
     if "method_option" in own:
         own["method_option"] = option_pairs(own["method_option"])
     return {**passed, **own}

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve.cli.config_file import actions_of, given_flags, hint, table_words
+from tokensieve.cli.config_file import actions_of, given_flags, table_words
 from tokensieve.cli.eval_reid import EXCLUSIVE, eval_args, eval_options, eval_parser
-from tokensieve.errors import OptionError, UnknownNameError
+from tokensieve.cli.searching import unknown_flag
+from tokensieve.errors import OptionError
 
 __all__ = ["ALIASES", "COUNTS", "EXCLUSIVE", "LEFT_OUT", "SPACE", "check", "evaluated", "flags", "given"]
 
@@ -32,7 +33,7 @@ def flags() -> set[str]:
 def given(words: Sequence[str]) -> dict[str, Any]:
     found, unknown = given_flags(eval_parser(), words)
     if unknown:
-        raise UnknownNameError(f"tokensieve search reid does not know {unknown[0]!r}.{hint(unknown[0], flags())}")
+        raise unknown_flag("reid", unknown[0], flags())
     return found
 
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tokensieve.cli.config_file import actions_of, given_flags, hint, table_words
+from tokensieve.cli.config_file import actions_of, given_flags, table_words
 from tokensieve.cli.eval_vlm import EXCLUSIVE, eval_args, eval_options, eval_parser
 from tokensieve.cli.parser import option_pairs
-from tokensieve.errors import UnknownNameError
+from tokensieve.cli.searching import unknown_flag
 
 __all__ = ["ALIASES", "COUNTS", "EXCLUSIVE", "LEFT_OUT", "SPACE", "check", "evaluated", "flags", "given"]
 
@@ -32,7 +32,7 @@ def given(words: Sequence[str]) -> dict[str, Any]:
     parser = eval_parser()
     found, unknown = given_flags(parser, words)
     if unknown:
-        raise UnknownNameError(f"tokensieve search vlm does not know {unknown[0]!r}.{hint(unknown[0], flags())}")
+        raise unknown_flag("vlm", unknown[0], flags())
     if "method_option" in found:
         found["method_option"] = option_pairs(found["method_option"])
     return found

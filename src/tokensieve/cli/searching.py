@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tokensieve.cli.config_file import actions_of, hint
 from tokensieve.cli.parser import show
-from tokensieve.errors import OptionError
+from tokensieve.errors import OptionError, UnknownNameError
 
 if TYPE_CHECKING:
     from tokensieve.search import Search
 
-__all__ = ["add_ray_flags", "carry_out", "managing"]
+__all__ = ["add_ray_flags", "carry_out", "managing", "unknown_flag"]
 
 
 def add_ray_flags(parser: ArgumentParser) -> None:
@@ -35,6 +36,14 @@ def managing(args: Namespace) -> dict[str, Any]:
     found = {"mode": "ray"} if args.ray else {}
     said = {"ray_address": args.ray_address, "cpus_per_subtask": args.cpus, "gpus_per_subtask": args.gpus or None}
     return found | {name: value for name, value in said.items() if value is not None}
+
+
+def unknown_flag(task: str, word: str, flags: Iterable[str]) -> UnknownNameError:
+    """The error of a word that is no flag of this search: neither its own nor one of these names, of the evaluation."""
+    from tokensieve.cli.search import search_parser
+
+    known = {*(f"--{name}" for name in flags), *actions_of(search_parser(task))}
+    return UnknownNameError(f"tokensieve search {task} does not know {word!r}.{hint(word, known)}")
 
 
 def carry_out(search: Search, about: Sequence[str] = ()) -> int:

@@ -5,6 +5,7 @@ A leaf: imports the standard library, errors and the run record, never torch.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -14,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import RecordError
-from tokensieve.results.record import read_json, write_whole
+from tokensieve.results.record import FORMAT, read_json, write_whole
 
-__all__ = ["EVAL_FORMAT", "main_metric", "read_eval", "read_evals", "read_foreign", "result_files", "write_csv",
-           "write_eval"]  # fmt: skip
+__all__ = ["EVAL_FORMAT", "folders_of_results", "is_bench", "main_metric", "read_eval", "read_evals", "read_foreign",
+           "result_files", "write_csv", "write_eval"]  # fmt: skip
 
 EVAL_FORMAT = "tokensieve-eval-1"
 _THEIRS = ("dataset", "model", "pretrained", "task", "metrics")
@@ -63,17 +64,37 @@ def read_foreign(path: str | Path) -> dict[str, Any]:
 
 
 def result_files(places: Iterable[str | Path]) -> list[Path]:
-    """Files as they are, folders as the .json files in them, by name. A folder without any is an error."""
+    """Files as they are, folders as the .json files in them, by name. A folder without any is an error.
+
+    Records of `tokensieve bench` in a folder are passed over: they are no results.
+    """
     files: list[Path] = []
     for place in map(Path, places):
         if place.is_dir():
             inside = sorted(path for path in place.glob("*.json") if not path.name.startswith("."))
+            inside = [path for path in inside if not is_bench(path)]
             if not inside:
-                raise RecordError(f"no results in {place}: there is no .json file")
+                deeper = folders_of_results(place)
+                more = f"; there are some in {', '.join(map(str, deeper))}" if deeper else ""
+                raise RecordError(f"no results in {place}: there is no .json file of `tokensieve eval`{more}")
             files += inside
         else:
             files.append(place)
     return files
+
+
+def folders_of_results(place: Path, most: int = 5) -> list[Path]:
+    """Folders right under `place` that have results in them, which nobody has named."""
+    inside = (path for path in place.glob("*/*.json") if not path.name.startswith("."))
+    return sorted({path.parent for path in inside if not is_bench(path)})[:most]
+
+
+def is_bench(path: Path) -> bool:
+    """Whether this is a record of `tokensieve bench`. What cannot be read is left to whoever reads it."""
+    with contextlib.suppress(RecordError):
+        data = read_json(path, "result")
+        return isinstance(data, dict) and data.get("format") == FORMAT and data.get("kind") == "bench"
+    return False
 
 
 def read_evals(places: Iterable[str | Path]) -> list[dict[str, Any]]:

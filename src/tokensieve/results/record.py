@@ -25,6 +25,7 @@ __all__ = [
     "FORMAT",
     "Record",
     "check_writable",
+    "cores",
     "differences",
     "hardware",
     "new_record",
@@ -89,8 +90,12 @@ def versions() -> dict[str, str]:
 
 def hardware(threads: int | None, device: str) -> dict[str, Any]:
     """The processor, the cores this process may use, the threads it did use, and the device's name."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {"cpu": _cpu_model(), "cores": cores, "threads": threads, "device": device, "system": sys.platform}
+    return {"cpu": _cpu_model(), "cores": cores(), "threads": threads, "device": device, "system": sys.platform}
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _cpu_model() -> str:
@@ -106,6 +111,9 @@ def check_writable(path: str | Path) -> Path:
     path = Path(path)
     if path.is_dir():
         raise RecordError(f"cannot write {path}: it is a folder")
+    above = next((parent for parent in path.parents if parent.exists()), None)
+    if above is not None and not above.is_dir():
+        raise RecordError(f"cannot write {path}: {above} is a file, not a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         probe = _beside(path)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError, nearest
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError, nearest, one_line
 from tokensieve.results.record import check_writable
 from tokensieve.search.settings import Objective, SearchSettings
 from tokensieve.search.space import Space, draw
@@ -107,7 +107,7 @@ def _storage_errors() -> tuple[type[Exception], ...]:
 
 
 def _no_study(path: Path, error: Exception) -> RecordError:
-    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    reason = one_line(error, 120)
     return RecordError(f"{path} is no study that can be read ({reason}): name another file, or remove it")
 
 
@@ -170,15 +170,17 @@ class Book:
     def check(self, path: Path, facts: Mapping[str, Any]) -> bool:
         """Refuse to go on with a study of something else.
 
-        False: nothing has ended in it, and only the objectives are others. It is to be made anew, since a study's
-        directions stay what they were.
+        False: it is to be made anew. Either no trial of it has ended or waits to be run again, as where its objectives
+        were no figures of a run; or nothing has ended and only the objectives are others, whose directions stay what
+        they were.
         """
         now: dict[str, Any] = json.loads(json.dumps(dict(facts)))
         was: dict[str, Any] = self.study.user_attrs.get("facts", {})
         if was == now:
             return True
         other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-        if self.trials and (self.spent or other != ["objectives"]):
+        begun = any(_ended(trial) or not trial.user_attrs.get("void") for trial in self.trials)
+        if begun and (self.spent or other != ["objectives"]):
             what = "; ".join(f"{name} was {_short(was.get(name))}, is {_short(now.get(name))}" for name in other)
             raise OptionError(f"{path} holds another search ({what}): name another folder")
         if self.trials or [d.name.lower() for d in self.study.directions] != [o.direction for o in self.objectives]:
@@ -276,6 +278,11 @@ class Book:
         """A trial ended by a fault of its own, and is not tried again."""
         asked.trial.set_user_attr("error", reason)
         self._note(asked, seconds, None)
+        self.study.tell(asked.number, state=import_optuna().trial.TrialState.FAIL)
+
+    def void(self, asked: Asked) -> None:
+        """A trial was asked for figures that no run has: as if it had not been."""
+        asked.trial.set_user_attr("void", True)
         self.study.tell(asked.number, state=import_optuna().trial.TrialState.FAIL)
 
     def interrupted(self, asked: Asked) -> None:

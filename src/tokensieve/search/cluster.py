@@ -17,6 +17,7 @@ import math
 import os
 import re
 import secrets
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,7 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.errors import MissingMaterialError, OptionError, one_line
+from tokensieve.results.record import cores
 from tokensieve.search.book import Asked, Book, Found, UnknownObjectiveError
 from tokensieve.search.engine import Hopeless, Run, keep_found, reason_of, settled
 from tokensieve.search.settings import ManagerSettings
@@ -34,6 +36,7 @@ __all__ = ["RETRIES", "Cluster", "connected", "lost", "run_on_cluster"]
 
 RETRIES = 3
 _STARTS = 3
+_PATIENCE = 10.0  # seconds, for a host to answer
 _STORE = 200 * 2**20  # bytes of shared memory of a cluster of one's own: settings and results are small
 
 
@@ -88,10 +91,11 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
         return
     common = {"logging_level": logging.ERROR, "log_to_driver": False}
     if address:
+        _check_reachable(address)
         try:
             ray.init(address=address, **common)
         except (ConnectionError, ValueError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error, 200)
             raise MissingMaterialError(
                 f"no Ray cluster at {address}: {reason} (one with tokens wants RAY_AUTH_MODE=token and RAY_AUTH_TOKEN)"
             ) from None
@@ -101,6 +105,20 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
         yield cluster
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Ray tries for many minutes to reach a host that does not answer."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():  # "auto", "local": Ray knows them
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise MissingMaterialError(
+            f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`, or leave the address "
+            "out for one on this machine"
+        ) from None
 
 
 def _before_import() -> None:
@@ -117,11 +135,10 @@ def _start(ray: Any, manager: ManagerSettings, common: Mapping[str, Any]) -> Non
     if manager.available_gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, manager.available_gpus))
         gpus = {"num_gpus": len(manager.available_gpus)}
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # workers find what this one finds
     wanted = {
-        "address": "local", "num_cpus": cores, "include_dashboard": False, "object_store_memory": _STORE,
+        "address": "local", "num_cpus": cores(), "include_dashboard": False, "object_store_memory": _STORE,
         "_node_ip_address": "127.0.0.1", **gpus, **common,
     }  # fmt: skip
     try:
@@ -263,7 +280,7 @@ def _ended(ray: Any, book: Book, asked: Asked, reference: Any, folder: Path, sec
         try:
             keep_found(book, asked, found, folder, seconds)
         except UnknownObjectiveError:
-            book.interrupted(asked)
+            book.void(asked)
             raise
         except ArithmeticError as error:
             book.failed(asked, reason_of(error), seconds)

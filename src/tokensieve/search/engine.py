@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import TokensieveError
+from tokensieve.errors import TokensieveError, one_line
 from tokensieve.results.evals import write_eval
 from tokensieve.results.record import write_whole
 from tokensieve.search.book import Asked, Book, Found, UnknownObjectiveError
@@ -25,7 +25,7 @@ class Hopeless(Exception):  # noqa: N818  # no error: the trial has done its par
 
 def reason_of(error: BaseException) -> str:
     """One line: the words of a user's mistake, of a defect its kind as well."""
-    text = " ".join(str(error).split())[:300]
+    text = one_line(error)
     return text if isinstance(error, TokensieveError) else f"{type(error).__name__}: {text}"
 
 
@@ -54,7 +54,7 @@ def _one(book: Book, run: Run, asked: Asked, folder: Path) -> None:
         book.interrupted(asked)
         raise
     except UnknownObjectiveError:
-        book.interrupted(asked)
+        book.void(asked)
         raise
     except Exception as error:  # a defect in one trial must not cost the others
         book.failed(asked, reason_of(error), time.monotonic() - start)

@@ -222,6 +222,14 @@ def test_half_precision_only_where_it_is_asked_for(tiny, run) -> None:
     assert run(*words, "--amp")["amp"] is True
 
 
+def test_only_our_own_words_tell_of_files(tiny, run, capsys) -> None:
+    run(*tiny.model, *tiny.data())
+    out, _ = capsys.readouterr()
+    assert "Running 'zeroshot_classification'" in out  # clip_benchmark's own words are there
+    assert "Dump results to" not in out  # but not its temporary file
+    assert "has no len()" not in out
+
+
 def test_nothing_in_the_benchmark_stays_changed(tiny, run) -> None:
     import clip_benchmark.cli as cli
     from clip_benchmark import models

@@ -89,7 +89,7 @@ def test_a_trial_that_cannot_be_is_told_and_the_others_go_on(tiny, here, capsys)
     ("more", "words"),
     [
         (["--trails", "3"], 'does not know \'--trails\''),
-        (["--trials", "0"], "n_trials=0"),
+        (["--trials", "0"], "--trials 0: at least 1"),
         (["--images", "0"], "--images 0: at least 1"),
         (["--objectives", "a", "b", "c"], "one, or two"),
         (["kk=3"], "named 'kk'. Did you mean \"k\""),

@@ -251,6 +251,19 @@ def test_a_run_goes_on_and_repeats_no_finished_shard(tiny, big, tmp_path, capsys
     assert "1.safetensors is no whole file of features" in capsys.readouterr().err
 
 
+def test_a_command_that_fails_does_not_take_the_folder(tiny, big, tmp_path, capsys):
+    out = tmp_path / "features"
+    (tmp_path / "noise.pt").write_bytes(b"no weights" * 99)
+    words = ["extract", "clip", str(big / "test"), "-o", str(out), "--num_workers", "0"]
+    wrong = ["--model", "tiny-clip", "--pretrained", str(tmp_path / "noise.pt")]
+    assert main([*words, *wrong]) == 2
+    assert main([*words, *tiny.model, "--method", "evit", "--keep", "0"]) == 2
+    assert not list(out.glob("*"))
+    capsys.readouterr()
+    assert main([*words, *tiny.model, "--method", "evit", "--keep", "0.5"]) == 0
+    assert f"{TOTAL} images" in capsys.readouterr().out
+
+
 def test_another_shard_under_the_same_name_is_refused(tiny, big, tmp_path, capsys):
     first = write_tar(tmp_path / "s.tar", [("a.png", picture(0))])
     assert extract(tiny, first, "-o", tmp_path / "out") == 0
@@ -267,7 +280,8 @@ def test_what_cannot_be_read_is_counted_and_named_or_an_error(tiny, spoiled, tmp
     with safe_open(tmp_path / "out" / "2.safetensors", "pt") as file:
         assert json.loads(file.metadata()["bad"]) == [[SPOILED, "no image"]]
     assert extract(tiny, spoiled / "test", "-o", tmp_path / "strict", "--strict") == 2
-    assert capsys.readouterr().err == f"tokensieve: error: 2: {SPOILED} cannot be read: no image\n"
+    hint = "without --strict it is left out and told"
+    assert capsys.readouterr().err == f"tokensieve: error: 2: {SPOILED} cannot be read: no image; {hint}\n"
     assert sorted(path.stem for path in (tmp_path / "strict").glob("*.safetensors")) == ["0", "1"]
 
 

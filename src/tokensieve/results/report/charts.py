@@ -76,6 +76,11 @@ class Scatter(Frame):
     front: str  # the Pareto front as points of a line
     base: float | None  # where the unreduced model's accuracy lies
 
+    @property
+    def whiskers(self) -> bool:
+        """Whether a speed-up is drawn with its interval."""
+        return any(point.low != point.high for series in self.series for point in series.points)
+
 
 def series_of(runs: Sequence[Run]) -> dict[str, int]:
     """Method -> its number, the same in every plot of the page."""
@@ -134,7 +139,7 @@ def scatter(runs: Sequence[Run], name: str, against: str, numbers: dict[str, int
     front = [(sign * x, y) for x, y in pareto([(sign * x, y) for _, x, y in found])]
     places = [(x_axis.place(x), y_axis.place(y)) for x, y in front]
     base = next((y for run, _, y in found if r.is_baseline(run)), None)
-    x_title = "measured speed-up" if fast else "GMACs for one image"
+    x_title = "measured speed-up" if fast else _macs_title(found[0][0])
     return Scatter(
         title=f"{name} against {x_title}",
         x_title=f"{x_title} (better \u2192)" if fast else f"(\u2190 better) {x_title}",
@@ -143,6 +148,11 @@ def scatter(runs: Sequence[Run], name: str, against: str, numbers: dict[str, int
         front=staircase(places, x_axis.start if fast else x_axis.end, y_axis.start),
         base=None if base is None else y_axis.place(base),
     )  # fmt: skip
+
+
+def _macs_title(run: Run) -> str:
+    """Of a vision-language model the MACs are those of its language model, for a prompt."""
+    return "GMACs of one prompt" if run.get("task") == "vlm" else "GMACs for one image"
 
 
 def _span(run: Run, x: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from tokensieve.results.pictures import COLOURS, Selection, draw_kept, draw_phot
 from tokensieve.results.report import charts, words
 from tokensieve.results.report import runs as r
 from tokensieve.results.report.page import render
-from tokensieve.results.report.reid import Reid
+from tokensieve.results.report.reid import Reid, is_reid
 from tokensieve.results.report.runs import Run
 from tokensieve.results.report.search import Searches
 from tokensieve.results.report.vlm import Vlm, with_baselines
@@ -61,8 +61,10 @@ class Summary:
             base = next((run for run in group if r.is_baseline(run)), None)
             methods = list(dict.fromkeys(r.method(run) for run in group if not r.is_baseline(run)))
             values = {
-                "where": r.where(group[0]), "metric": name, "methods": words.listed(methods), "runs": len(group),
-                "images": r.number(group[0], "images"), "baseline": base is not None,
+                "where": r.where(group[0]), "metric": name, "methods": words.listed(methods),
+                "runs": sum(not r.is_baseline(run) for run in group) or len(group),
+                "images": r.number(group[0], "images"), "unit": "queries" if is_reid(group[0]) else "images",
+                "baseline": base is not None,
                 "base_text": words.scale_of(group, name).text(r.metric(base, name)) if base and name else "-",
                 "best": words.best_at_each_budget(group, name) if name else [],
                 "noise": words.noise(group, name) if name else "",

@@ -65,12 +65,21 @@ class Vlm:
 
 def _run(run: Run) -> dict[str, Any]:
     rows = [row for row in run.get("rows") or [] if isinstance(row, Mapping)]
+    if len(rows) > 1 and isinstance(run.get("metrics"), Mapping):
+        rows.append({"type": "all", "questions": run.get("questions"), **run["metrics"]})
     base = run.get("baseline") if isinstance(run.get("baseline"), Mapping) else {}
     return {
         "where": r.where(run), "method": r.method(run), "budget": r.budget(run), "reduced": not r.is_baseline(run),
         "questions": r.number(run, "questions"), "rows": [_row(row) for row in rows], "costs": _costs(run, base or {}),
+        "change": _change(run),
         "samples": [_sample(found) for found in run.get("samples") or [] if isinstance(found, Mapping)],
     }  # fmt: skip
+
+
+def _change(run: Run) -> str:
+    """The interval of the change of accuracy, in points."""
+    low, high = (r.number(run, f"accuracy_change_{end}") for end in ("low", "high"))
+    return "" if low is None or high is None else f"{100 * low:+.1f} to {100 * high:+.1f}"
 
 
 def _row(row: Run) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokensieve.core.budget import SCHEDULES
-from tokensieve.errors import BudgetError, OptionError, UnknownNameError, nearest
+from tokensieve.core.budget import SCHEDULES, target_count
+from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import list_methods
 
 __all__ = ["METHODS", "MODELS", "PARTS", "SHARE_METHODS", "SHARE_SIZES", "VLM_METHODS", "BenchConfig", "quick"]
@@ -51,8 +51,7 @@ class BenchConfig:
                 if number is not None and number < 1:
                     raise OptionError(f"{name} {number}: at least 1")
         for keep in self.keep:
-            if keep <= 0 or (isinstance(keep, float) and keep > 1.0):
-                raise BudgetError(f"keep {keep}: a ratio lies in (0, 1], a count is at least 1")
+            target_count(1, keep)  # raises what is wrong with any number of patches
         for size in self.share_sizes:
             if round(size**0.5) ** 2 != size:
                 raise OptionError(f"share size {size}: the patches of a square image are a square number")

@@ -14,6 +14,7 @@ from tokensieve.adapters.attach import Attachment, attach
 from tokensieve.adapters.baseline import attach_fused
 from tokensieve.adapters.few_rows import plain_linear
 from tokensieve.core.cost import Cost
+from tokensieve.errors import BudgetError
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import build_model, images, twin
 from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio, ratios
@@ -75,6 +76,8 @@ def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
             copy = twin(model)
             name = "random" if method == KEEP_ALL else method
             handle = attach(copy, name, keep=keep, schedule=config.schedule)
+            if not handle.reduces and method != KEEP_ALL:
+                raise BudgetError(f"keep {keep}: nothing to measure, the image has {handle.patches} patches")
             out.append(Candidate(method, keep, copy, handle))
     return out
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.errors import MissingMaterialError, UnsupportedModelError
+from tokensieve.errors import MissingMaterialError, UnsupportedModelError, one_line
 
 __all__ = ["captions", "evaluate", "greedy", "score"]
 
@@ -97,7 +97,7 @@ def score(true: Captions, made: Captions) -> tuple[dict[str, float], list[str]]:
             try:
                 value, _ = scorer().compute_score(gts, res)
             except (OSError, subprocess.SubprocessError, ValueError) as error:
-                left_out.append(f"{name} ({' '.join(str(error).split())[:80]})")
+                left_out.append(f"{name} ({one_line(error, 80)})")
                 continue
             values = value if isinstance(value, list) else [value]
             names = [f"Bleu_{i + 1}" for i in range(4)] if name == "Bleu" else [name]

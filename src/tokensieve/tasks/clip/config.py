@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokensieve.core.budget import SCHEDULES
+from tokensieve.core.budget import SCHEDULES, target_count
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import list_methods, make_method
 
@@ -47,6 +47,9 @@ class SieveConfig:
             raise OptionError(f"--mode {self.mode}: no such mode.{nearest(self.mode, MODES)}")
         if self.schedule is not None and self.schedule not in SCHEDULES:
             raise OptionError(f"--schedule {self.schedule}: no such schedule.{nearest(self.schedule, SCHEDULES)}")
+        for keep in (*(self.keep if isinstance(self.keep, tuple) else (self.keep,)), self.keep_average):
+            if keep is not None:
+                target_count(1, keep)  # raises what is wrong with any number of patches
         if not self.is_baseline:
             if self.method not in list_methods():
                 raise UnknownNameError(

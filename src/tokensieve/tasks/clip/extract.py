@@ -117,6 +117,7 @@ def _run(
 ) -> None:
     device = this_device()
     model, transform, _ = session.load(config.model, config.pretrained, None, device)
+    parts.begin()
     encode: Any = model.encode_image
     open_: dict[int, tuple[list[str], list[Tensor], list[tuple[str, str]]]] = {}
     for piece in pieces(pending, transform, batch_size=config.batch_size, workers=config.workers):

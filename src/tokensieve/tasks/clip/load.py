@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from tokensieve._hub import quiet_hub
 from tokensieve._torchvision import declare_missing_schemas
-from tokensieve.errors import MissingMaterialError, TokensieveError, UnknownNameError
+from tokensieve.errors import MissingMaterialError, TokensieveError, UnknownNameError, one_line
 
 __all__ = ["DEFAULT_DATASET", "DEFAULT_MODEL", "DEFAULT_PRETRAINED", "Loaded", "Loader", "check_model",
            "default_dataset_root"]  # fmt: skip
@@ -20,6 +21,7 @@ __all__ = ["DEFAULT_DATASET", "DEFAULT_MODEL", "DEFAULT_PRETRAINED", "Loaded", "
 DEFAULT_MODEL = "vit-s14-minilm"
 DEFAULT_PRETRAINED = "tokensieve"
 DEFAULT_DATASET = "wds/cifar10-sample"
+_NO_CHECKPOINT = ("UnpicklingError", "SafetensorError", "EOFError", "BadZipFile")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors", ".npz", ".ckpt")
 
 
@@ -72,6 +74,16 @@ def _hint(name: str, known: list[str]) -> str:
     return f" Did you mean {' or '.join(close)}?" if close else ""
 
 
+def _why_not(name: str, pretrained: str, error: Exception) -> str:
+    """What is wrong with these weights, and what to do."""
+    what = f"model {name} with weights {pretrained} cannot be loaded"
+    if type(error).__name__ in _NO_CHECKPOINT or "PytorchStreamReader" in str(error):
+        # in words of our own: torch's advise to load it unsafely
+        return f"{what}: the file is no whole checkpoint of weights alone, of torch or safetensors"
+    step = "; give a checkpoint file, or leave --model and --pretrained out for the embedded model"
+    return f"{what}: {one_line(error)}" + ("" if Path(pretrained).is_file() else step)
+
+
 class Loader:
     """Loads models, and keeps the last one: a sweep runs many configurations on it. Nobody may change what it gives."""
 
@@ -95,14 +107,12 @@ class Loader:
         else:
             models = importlib.import_module("clip_benchmark.models")
             try:
-                model, transform, tokenizer = models.TYPE2FUNC[model_type](
-                    model_name=name, pretrained=pretrained, cache_dir=cache_dir, device=device
-                )
+                with quiet_hub():
+                    model, transform, tokenizer = models.TYPE2FUNC[model_type](
+                        model_name=name, pretrained=pretrained, cache_dir=cache_dir, device=device
+                    )
             except TokensieveError:
                 raise
             except Exception as error:  # from any of several libraries, each with errors of its own
-                reason = " ".join(str(error).split())[:300] or type(error).__name__
-                raise MissingMaterialError(
-                    f"model {name} with weights {pretrained} cannot be loaded: {reason}"
-                ) from error
+                raise MissingMaterialError(_why_not(name, pretrained, error)) from error
         return Loaded(model.eval(), transform, tokenizer)

@@ -19,12 +19,16 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from tokensieve.errors import MissingMaterialError, OptionError, TokensieveError, UnknownNameError, nearest
+from tokensieve.errors import MissingMaterialError, OptionError, TokensieveError, UnknownNameError, nearest, one_line
 from tokensieve.tasks.clip import captions, probe
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.upstream import benchmark, dataset_names, patched
 
 __all__ = ["mended"]
+
+
+# warnings of its libraries, of what is as it should be or cannot be helped where images are few
+_CHATTER = ("pin_memory", "shardshuffle", "worker processes", "y_pred contains classes", "is ill-defined")
 
 
 @contextmanager
@@ -37,8 +41,8 @@ def mended(session: Session, dataset: str, images: int | None = None) -> Iterato
     classification = metrics["zeroshot_classification"]
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
-        warnings.filterwarnings("ignore", message=".*(pin_memory|shardshuffle|worker processes).*")
-        stack.enter_context(patched(cli, build_dataset=_building(cli.build_dataset, dataset)))
+        warnings.filterwarnings("ignore", message=f".*({'|'.join(_CHATTER)}).*")
+        stack.enter_context(patched(cli, build_dataset=_building(cli.build_dataset, dataset), print=_print))
         for name, module in metrics.items():
             stack.enter_context(patched(module, evaluate=_reading(own.get(name, module.evaluate), dataset, images)))
         stack.enter_context(
@@ -49,6 +53,12 @@ def mended(session: Session, dataset: str, images: int | None = None) -> Iterato
             )
         )
         yield
+
+
+def _print(*words: object) -> None:
+    """What clip_benchmark says, without its words on a temporary file and on a length that streams do not have."""
+    if not str(words[0]).startswith(("Dump results to:", "IterableDataset has no len()")):
+        print(*words)
 
 
 def _captioning(session: Session) -> Callable[..., dict[str, float]]:
@@ -79,7 +89,7 @@ def _building(build: Callable[..., Any], dataset: str) -> Callable[..., Any]:
                 name = dataset.removeprefix("wds/")
                 hint = nearest(name, dataset_names())
                 raise UnknownNameError(f"--dataset {dataset}: no such dataset.{hint}") from None
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            reason = one_line(error)
             raise MissingMaterialError(f"--dataset {dataset} cannot be opened: {reason}") from error
 
     return build_dataset

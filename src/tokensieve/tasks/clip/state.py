@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokensieve.errors import MissingMaterialError, OptionError, RecordError
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError, one_line
 from tokensieve.results.record import differences
 
 __all__ = ["load_state", "refuse_other", "state_file"]
@@ -26,7 +26,7 @@ def load_state(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise MissingMaterialError(f"{path}: there is no run to go on with; leave --resume out to start anew") from None
     except Exception as error:  # a file that is something else can fail in any way
-        raise RecordError(f"{path} is no whole state of a run: {' '.join(str(error).split())[:200]}") from None
+        raise RecordError(f"{path} is no whole state of a run: {one_line(error, 200)}") from None
     return found
 
 

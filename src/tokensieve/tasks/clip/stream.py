@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from tokensieve.errors import DataError, OptionError
-from tokensieve.results.record import differences, read_json, write_whole
+from tokensieve.errors import DataError, OptionError, one_line
+from tokensieve.results.record import check_writable, differences, read_json, write_whole
 from tokensieve.tasks.clip.shards import IMAGES, Sample, Shard, read_shard
 
 __all__ = ["Parts", "Piece", "Tally", "own_shards", "pieces", "this_device"]
@@ -103,7 +103,7 @@ def _image(sample: Sample) -> Any:
 def _why(error: Exception) -> str:
     if type(error).__name__ == "UnidentifiedImageError":  # its own words are about an object in memory
         return "no image"
-    return " ".join(str(error).split())[:120] or type(error).__name__
+    return one_line(error, 120)
 
 
 def pieces(
@@ -161,7 +161,7 @@ class Tally:
         self.images += len(piece.keys)
         for key, why in piece.bad:
             if self.strict:
-                raise DataError(f"{shard.name}: {key} cannot be read: {why}")
+                raise DataError(f"{shard.name}: {key} cannot be read: {why}; without --strict it is left out and told")
             self.bad += 1
             if self.bad <= self.most:
                 self.say(f"{shard.name}: {key} cannot be read: {why}")
@@ -180,19 +180,27 @@ class Tally:
 
 
 class Parts:
-    """A folder with one file for each finished shard, and the settings that they were all made with."""
+    """A folder with one file for each finished shard, and the settings that they were all made with.
+
+    Made at first without a trace: `begin` it when nothing in the settings can turn out to be wrong any more.
+    """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any], ending: str) -> None:
         self.folder, self.ending = folder, ending
-        path = folder / "settings"  # JSON, but not so called: folders of results are searched for *.json
-        now = json.loads(json.dumps(settings, default=str))
-        if path.exists():
-            was = read_json(path, "settings of a run")
-            other = differences(was if isinstance(was, dict) else {}, now)
+        self._settings = json.loads(json.dumps(settings, default=str))
+        self._file = folder / "settings"  # JSON, but not so called: folders of results are searched for *.json
+        if self._file.exists():
+            was = read_json(self._file, "settings of a run")
+            other = differences(was if isinstance(was, dict) else {}, self._settings)
             if other:
                 raise OptionError(f"{folder} was begun with other settings: {'; '.join(other)}; name another folder")
         else:
-            write_whole(path, (json.dumps(now, indent=2) + "\n").encode())
+            check_writable(self._file)
+
+    def begin(self) -> None:
+        """Write the settings down, if they are not there."""
+        if not self._file.exists():
+            write_whole(self._file, (json.dumps(self._settings, indent=2) + "\n").encode())
 
     def path(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}{self.ending}"

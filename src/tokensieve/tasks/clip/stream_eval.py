@@ -74,6 +74,7 @@ def run_streamed(
     with mended(session, job.args.dataset):
         names, classifier = _classifier(job, model, transform, tokenizer, device)
     session.set_text(classifier.t())
+    parts.begin()
     pending = [shard for shard in own_shards(shards) if not parts.finished(shard, _mark)]
     tally = Tally(strict, say=say)
     _count(job, pending, parts, tally, model, transform, classifier, device, tick)

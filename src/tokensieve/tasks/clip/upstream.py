@@ -6,6 +6,7 @@ Nothing of it is copied, and nothing in it stays changed: see `patched`.
 from __future__ import annotations
 
 import argparse
+import builtins
 import importlib.util
 import json
 import sys
@@ -68,15 +69,25 @@ def _stand_ins() -> Iterator[None]:
 
 @contextmanager
 def patched(target: Any, **changes: Any) -> Iterator[None]:
-    """Set attributes of a module for the time of the block, then put the old ones back, whatever happens."""
-    before = {name: getattr(target, name) for name in changes}
+    """Set attributes of a module for the time of the block, then put the old ones back, whatever happens.
+
+    A builtin function, such as print, is not the module's own: it is shadowed, and then seen again.
+    """
+    before = {name: getattr(target, name) for name in changes if not _is_builtin(target, name)}
     try:
         for name, value in changes.items():
             setattr(target, name, value)
         yield
     finally:
-        for name, value in before.items():
-            setattr(target, name, value)
+        for name in changes:
+            if name in before:
+                setattr(target, name, before[name])
+            else:
+                delattr(target, name)
+
+
+def _is_builtin(target: Any, name: str) -> bool:
+    return not hasattr(target, name) and hasattr(builtins, name)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.core.cost import BlockShape
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
+from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest, one_line
 from tokensieve.tasks.reid.config import ModelSection
 
 __all__ = ["Backbone", "OpenClipBackbone", "TimmBackbone", "build_backbone", "pixel_stats"]
@@ -222,7 +222,7 @@ def _load_open_clip(visual: Any, name: str, path: Path) -> None:
         state["positional_embedding"] = _positions(state["positional_embedding"], visual.grid_size)
         visual.load_state_dict(state)
     except Exception as error:  # a file that is something else can fail in any way
-        reason = " ".join(str(error).split())[:200]
+        reason = one_line(error, 200)
         raise MissingMaterialError(f"MODEL.PRETRAIN_PATH {path}: no checkpoint of {name}: {reason}") from None
 
 

@@ -80,7 +80,7 @@ def _one_line(layout: str, root: Path, problems: Sequence[Problem], most: int = 
     what = "1 broken entry" if len(problems) == 1 else f"{len(problems)} broken entries"
     return (
         f"{root} has {what}: {first}{more}. `tokensieve data reid-check {root} --layout {layout}` lists all; "
-        "mend them, or leave them out with --skip_broken"
+        "mend them, or leave them out: --skip_broken of eval, DATASETS.SKIP_BROKEN=True of train"
     )
 
 

@@ -32,7 +32,7 @@ class PKSampler:
         if batch_size % instances or self.identities < 1:
             raise OptionError(f"a batch of {batch_size} cannot hold identities of {instances} images each")
         if batch_size % world:
-            raise OptionError(f"a batch of {batch_size} cannot be split among {world} processes")
+            raise OptionError(f"SOLVER.IMS_PER_BATCH {batch_size} cannot be split among {world} processes")
         if len(self._images) < self.identities:
             raise DataError(
                 f"a batch wants {self.identities} identities, there are {len(self._images)} to train on: "

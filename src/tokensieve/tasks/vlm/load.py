@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tokensieve._hub import quiet_hub
 from tokensieve.errors import MissingMaterialError, UnsupportedModelError
 from tokensieve.tasks.vlm.default import load_small_llava
 
@@ -42,8 +43,9 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
     hf.logging.set_verbosity_error()  # what is missing is said below, in one line
     try:
         loader: Any = hf.LlavaForConditionalGeneration  # its types do not know output_loading_info
-        model, info = loader.from_pretrained(name, dtype=dtype, output_loading_info=True)
-        processor = hf.AutoProcessor.from_pretrained(name)
+        with quiet_hub():
+            model, info = loader.from_pretrained(name, dtype=dtype, output_loading_info=True)
+            processor = hf.AutoProcessor.from_pretrained(name)
     except (OSError, ValueError, RuntimeError, KeyError, TypeError, SafetensorError) as error:
         raise MissingMaterialError(f"model {name} cannot be loaded: {_short(error)}") from None
     finally:
@@ -72,9 +74,12 @@ def _check_kind(name: str) -> None:
             raise MissingMaterialError(f"model {name}: cannot read {file}: {reason}") from None
         except (ValueError, AttributeError):
             raise MissingMaterialError(f"model {name}: {file} is no configuration of a model") from None
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on a hub is like that
+        raise MissingMaterialError(f"model {name}: there is no such folder")
     else:
         try:
-            found = hf.AutoConfig.from_pretrained(name).model_type
+            with quiet_hub():
+                found = hf.AutoConfig.from_pretrained(name).model_type
         except (OSError, ValueError, KeyError) as error:
             raise MissingMaterialError(
                 f"model {name}: no such folder, and transformers cannot get it: {_short(error)}"

@@ -1,0 +1,24 @@
+"""YAML that people write, read safely. Imports PyYAML inside."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokensieve.errors import OptionError
+
+__all__ = ["safe_yaml"]
+
+
+def safe_yaml(text: str, where: str) -> Any:
+    """What the text says, plain data only. where: begins the error of a text that is no YAML, which says the line."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
+        what = " ".join(filter(None, (error.context, error.problem)))
+        raise OptionError(f"{where} is no YAML{place}: {what}") from None
+    except yaml.reader.ReaderError as error:
+        raise OptionError(f"{where} is no YAML, character {error.position + 1}: {error.reason}") from None

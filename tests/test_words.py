@@ -1,0 +1,33 @@
+"""What is said of other libraries' errors: in one line, whole words, the place in a file."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokensieve._yaml import safe_yaml
+from tokensieve.errors import OptionError, one_line
+
+
+def test_one_line_is_cut_between_words() -> None:
+    assert one_line(ValueError("two\n  lines")) == "two lines"
+    assert one_line(KeyError()) == "KeyError"
+    long = one_line(ValueError("word " * 100), 40)
+    assert len(long) <= 40
+    assert long.endswith("word ...")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: 1\nb: [1, 2\n", "file is no YAML, line 3, column 1: "),
+        ("a: 1\n\tb: 2\n", "file is no YAML, line 2, column 1: "),
+        ("a: !!python/object:os.system {}\n", "file is no YAML, line 1, column 4: could not determine a constructor"),
+        ("a: \x01", "file is no YAML, character 4: "),
+    ],
+)
+def test_a_text_that_is_no_yaml_is_named_with_its_line(text: str, said: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        safe_yaml(text, "file")
+    assert str(caught.value).startswith(said)
+    assert "unicode string" not in str(caught.value)
+    assert "\n" not in str(caught.value)
