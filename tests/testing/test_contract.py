@@ -245,5 +245,5 @@ def test_every_method_of_a_language_model_in_a_llava(name: str) -> None:
 def test_the_contract_of_a_language_models_method_goes_by_its_stage() -> None:
     names = [case.id for case in contract_cases("fastv")]
     assert len(names) == len(TENSOR_RULES) + len(VLM_RULES)
-    with pytest.raises(UnsupportedModelError, match="FastV works in a vision-language model .* at its decoder"):
+    with pytest.raises(UnsupportedModelError, match=r"FastV works in a vision-language model .* at its decoder"):
         check_method("fastv", models=("openclip",))
