@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
+from tokensieve._hub import quiet_hub
 from tokensieve._yaml import safe_yaml
 from tokensieve.errors import OptionError, one_line
 
@@ -31,3 +34,15 @@ def test_a_text_that_is_no_yaml_is_named_with_its_line(text: str, said: str) -> 
     assert str(caught.value).startswith(said)
     assert "unicode string" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_attempts_to_download_are_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    hub, root = logging.getLogger("huggingface_hub.utils._http"), logging.getLogger()
+    before = logging.getLogger("huggingface_hub").level
+    with quiet_hub():
+        hub.warning("Retrying in 1s [Retry 1/5].")
+        root.error("Failed to download weights for tag 'openai'")
+        root.error("something else")
+    assert [record.getMessage() for record in caplog.records] == ["something else"]
+    assert logging.getLogger("huggingface_hub").level == before
+    assert not root.filters

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 __all__ = ["quiet_hub"]
 
 
+def _news(record: logging.LogRecord) -> bool:
+    """Whether a record is more than open_clip's word on the error that it raises next."""
+    return not record.getMessage().startswith("Failed to download")
+
+
 @contextlib.contextmanager
 def quiet_hub() -> Iterator[None]:
-    """In here huggingface_hub does not tell of each attempt to reach its host; bars of downloads are shown."""
-    try:
-        from huggingface_hub.utils import logging
-    except ImportError:
-        yield
-        return
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
+    """In here nothing is told of each attempt to reach a host; bars of downloads are shown."""
+    hub, root = logging.getLogger("huggingface_hub"), logging.getLogger()
+    level = hub.level
+    hub.setLevel(logging.ERROR)
+    root.addFilter(_news)
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        hub.setLevel(level)
+        root.removeFilter(_news)
