@@ -17,6 +17,9 @@ def test_one_line_is_cut_between_words() -> None:
     long = one_line(ValueError("word " * 100), 40)
     assert len(long) <= 40
     assert long.endswith("word ...")
+    path = one_line(FileNotFoundError("/very/long/path" * 20 + " is not there"), 80)
+    assert path.startswith("/very/long/path")
+    assert len(path) <= 80
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,8 @@ def test_one_line_is_cut_between_words() -> None:
         ("a: 1\n\tb: 2\n", "file is no YAML, line 2, column 1: "),
         ("a: !!python/object:os.system {}\n", "file is no YAML, line 1, column 4: could not determine a constructor"),
         ("a: \x01", "file is no YAML, character 4: "),
+        ("a: 2024-13-45", "file is no YAML: month must be in 1..12"),
+        ("[" * 5000, "file is no YAML: "),
     ],
 )
 def test_a_text_that_is_no_yaml_is_named_with_its_line(text: str, said: str) -> None:

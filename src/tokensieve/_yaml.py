@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokensieve.errors import OptionError
+from tokensieve.errors import OptionError, one_line
 
 __all__ = ["safe_yaml"]
 
@@ -20,5 +20,7 @@ def safe_yaml(text: str, where: str) -> Any:
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
         what = " ".join(filter(None, (error.context, error.problem)))
         raise OptionError(f"{where} is no YAML{place}: {what}") from None
+    except (ValueError, AttributeError, RecursionError) as error:  # a date that is none, and the like
+        raise OptionError(f"{where} is no YAML: {one_line(error)}") from None
     except yaml.reader.ReaderError as error:
         raise OptionError(f"{where} is no YAML, character {error.position + 1}: {error.reason}") from None

@@ -72,5 +72,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """What a library's error says, in one line of at most so many letters, cut between words; else what kind it is."""
-    return textwrap.shorten(str(error), most, placeholder=" ...") or type(error).__name__
+    """What a library's error says, in one line of at most so many letters, cut between words; else what kind it is.
+
+    A long path or address is cut itself rather than left out.
+    """
+    text = " ".join(str(error).split())
+    if len(text) > most:
+        whole = textwrap.shorten(text, most, placeholder=" ...")
+        text = whole if len(whole) > most // 2 else text[: most - 4] + " ..."
+    return text or type(error).__name__

@@ -70,6 +70,17 @@ def test_report_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str], tmp_
     assert "1 run," in out
     assert f"{deeper}: more results, not in this page" in err
     assert f"{bench}: of `tokensieve bench`" in err
+    other = folder / "model"
+    other.mkdir()
+    (other / "config.json").write_text("{}")  # no result
+    (other / "deep.json").write_text("[" * 100_000)
+    assert main([*argv, f"{folder}/../runs/sweep"]) == 0
+    assert "more results" not in capsys.readouterr().err
+    many = [write_runs(folder / f"s{number}", [make_run()]) for number in range(8)]
+    assert main([*argv, *map(str, many[:2]), str(deeper)]) == 0
+    assert f"{many[6]} and 1 more: more results" in capsys.readouterr().err
+    for one in many:
+        (one / "00.json").unlink()
     assert main([*argv, str(deeper)]) == 0
     out, err = capsys.readouterr()
     assert "2 runs," in out

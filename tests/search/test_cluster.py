@@ -18,7 +18,7 @@ from tiny_material import tiny_clip, webdataset
 from toy_search import ACCURACY, MACS, figures, runs_of, slow, toy, waits
 
 from tokensieve.cli.main import main
-from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
 from tokensieve.search import ManagerSettings, run_search
 from tokensieve.search import cluster as clusters
 from tokensieve.search.cluster import Cluster, connected
@@ -43,7 +43,9 @@ def by_ray(folder: Path, run: Any, trials: int, *more: Any, **settings: Any) -> 
     return toy(folder, run, trials, *more, mode="ray", **settings)
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379"])
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1:1", "ray://127.0.0.1:1", "no.such.host.invalid:6379", "head..cluster:1"]
+)
 def test_an_address_where_nobody_answers_is_said_at_once(address: str) -> None:
     with pytest.raises(MissingMaterialError, match=f"no Ray cluster at {address}: .*ray start --head"):
         clusters._check_reachable(address)
@@ -85,6 +87,16 @@ def test_hopeless_trials_end_early_there_too(tmp_path) -> None:
     assert all(len(t["steps"]) == 3 for t in record["trials"] if t["state"] == "complete")
     best = max(t["values"][0] for t in record["trials"] if t["state"] == "complete")
     assert best == max(figures(t["params"])["accuracy"] for t in record["trials"])
+
+
+def test_an_objective_that_no_run_has_leaves_a_folder_that_can_be_used(tmp_path) -> None:
+    """Two run at once: the other one is of no use either."""
+    wrong = ACCURACY.model_copy(update={"metric": "acuracy"})
+    with pytest.raises(UnknownNameError, match="objective 'acuracy'"):
+        run_search(by_ray(tmp_path, partial(waits, tmp_path), 4, (wrong,)))
+    space = {name: toy_search.SPACE[name] for name in ("x", "n")}
+    record = run_search(by_ray(tmp_path, partial(slow, tmp_path), 2, (MACS,), space=space)).record
+    assert [set(t["params"]) for t in record["trials"]] == [{"x", "n"}] * 2
 
 
 def test_two_objectives_and_a_trial_that_fails(tmp_path) -> None:

@@ -158,6 +158,33 @@ def test_a_search_that_has_nothing_yet_may_become_another_one(tmp_path, study) -
     assert [set(trial["params"]) for trial in found.record["trials"]] == [{"x", "n"}] * 3
 
 
+def test_nothing_of_a_trial_without_its_figures_is_left(tmp_path) -> None:
+    def leaves(params, origin, report):
+        place = tmp_path / "trials" / f"{origin:04d}"
+        place.mkdir(parents=True, exist_ok=True)
+        assert not list(place.iterdir()), "another trial's"
+        (place / f"{params['n']}.txt").write_text("")
+        return Found(figures(params), record={"a": 1})
+
+    wrong = Objective(metric="mac", direction="maximize")
+    with pytest.raises(UnknownNameError, match="objective 'mac'"):
+        run_search(toy(tmp_path, leaves, 3, (wrong,)))
+    assert not list((tmp_path / "trials").glob("*.json"))
+    space = {name: SPACE[name] for name in ("x", "n")}
+    found = run_search(toy(tmp_path, leaves, 2, (MACS,), space=space))
+    assert [trial["state"] for trial in found.record["trials"]] == ["complete"] * 2
+
+
+def test_a_trial_without_its_figures_among_others_is_void(tmp_path) -> None:
+    def now_and_then(params, origin, report):
+        return Found(figures(params) if origin != 1 else {"macs": 1.0})
+
+    with pytest.raises(UnknownNameError, match="objective 'accuracy'"):
+        run_search(toy(tmp_path, now_and_then, 3))
+    record = run_search(toy(tmp_path, quiet_run(tmp_path), 3)).record
+    assert [trial["state"] for trial in record["trials"]] == ["complete", "void", "complete", "complete"]
+
+
 def test_a_search_with_an_interrupted_trial_may_not(tmp_path) -> None:
     def interrupted(params, origin, report):
         raise KeyboardInterrupt

@@ -26,14 +26,15 @@ from tokensieve.tasks.bench.models import build_model, check_model, images, twin
 from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio
 
 
-def tiny(*_: object) -> tuple[nn.Module, int]:
-    """36 patches, four blocks."""
+def tiny(size: object = 48, *_: object) -> tuple[nn.Module, int]:
+    """36 patches, or as many as a size in pixels has; four blocks."""
+    size = size if isinstance(size, int) else 48
     declare_missing_schemas()
     from open_clip.transformer import VisionTransformer
 
     torch.manual_seed(0)
-    tower = VisionTransformer(image_size=48, patch_size=8, width=32, layers=4, heads=4, mlp_ratio=4.0, output_dim=16)
-    return tower.eval(), 48
+    tower = VisionTransformer(image_size=size, patch_size=8, width=32, layers=4, heads=4, mlp_ratio=4.0, output_dim=16)
+    return tower.eval(), size
 
 
 def config(**changes: object) -> BenchConfig:
@@ -82,6 +83,12 @@ def test_the_interval_has_the_ranks_of_the_sign_test(rounds: int, first: int, la
     """The ranks that textbooks print for a median's 95 % interval, whatever order the values come in."""
     values = [float(i) for i in range(1, rounds + 1)]
     assert interval(values[::-1]) == (first, last)
+
+
+def test_the_interval_of_very_many_rounds() -> None:
+    low, high = interval([float(i) for i in range(3001)])
+    assert low + high == 3000
+    assert 1.9 < (1500 - low) / (0.5 * 3001**0.5) < 2.0  # the normal approximation's 1.96
 
 
 def test_the_interval_holds_the_median_nineteen_times_of_twenty() -> None:
@@ -148,8 +155,12 @@ def test_candidates_are_all_there_and_reduce_what_they_say() -> None:
     assert ends == [37, 37, 37, 1 + 18 + 1, 1 + 9 + 1, 1 + 18, 1 + 9]  # evit has one token made of the rest
 
 
-def test_a_budget_that_keeps_all_is_refused_before_it_is_measured() -> None:
+def test_a_budget_that_keeps_all_is_refused_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = tiny()
+    monkeypatch.setattr(speed, "interleave", lambda *args: pytest.fail("measured"))
+    monkeypatch.setattr(speed, "build_model", lambda name, *_: tiny(64 if name == "vit-b16" else 48))
+    with pytest.raises(BudgetError, match="keep 40: nothing to measure, the image has 36 patches"):
+        speed.measure_speed(config(models=("vit-b16", "vit-s14"), keep=(40,)), lambda _: None)
     with pytest.raises(BudgetError, match="keep 5000: nothing to measure, the image has 36 patches"):
         speed.candidates_of(model, config(keep=(0.5, 5000)))
 

@@ -6,6 +6,7 @@ import io
 import statistics
 
 import pytest
+import torch
 from rich.console import Console
 
 from tokensieve.errors import UnknownNameError
@@ -61,6 +62,25 @@ def test_the_table_says_where_a_cache_is_not_as_planned() -> None:
     Console(file=out, width=180).print(table)
     assert out.getvalue().count("not as planned") == 1
     assert "two_stage" in out.getvalue()
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize(
+    ("decoding", "met", "sure"), [([1.0] * 7, True, True), ([0.5] * 7, False, True), ([0.5, 2.0] * 4, True, False)]
+)
+def test_decoding_may_not_be_slower(decoding: list[float], met: bool, sure: bool) -> None:
+    """decoding: how fast it is against the untouched model's, by round; the prefill is surely fast enough."""
+    candidates = vlm.candidates_of(vlm.build_llava(), config(vlm_methods=("fastv",)))
+    with torch.inference_mode():
+        for c in candidates:
+            vlm._prefill(c.model, vlm.prompts_of(1, "cpu", 0))
+    rounds = len(decoding)
+    prefill = {c.name: [9.0 if c.method == "stock" else 1.0] * rounds for c in candidates}
+    decode = {c.name: [1.0] * rounds for c in candidates}
+    decode["fastv 0.25"] = [1.0 / speed for speed in decoding]
+    held = {c.name: [0] for c in candidates}
+    row = vlm.vlm_rows(1, candidates, prefill, decode, held)[-1]
+    assert (row["method"], row["met"], row["sure"]) == ("fastv", met, sure)
 
 
 def test_unknown_methods_are_named() -> None:

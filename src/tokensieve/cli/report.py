@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokensieve.core.budget import parse_keep
 from tokensieve.errors import TokensieveError
-from tokensieve.results.evals import folders_of_results, is_bench
+from tokensieve.results.evals import folders_of_results, is_bench, some_of
 from tokensieve.results.record import check_writable, write_whole
 from tokensieve.results.report.reid import is_reid
 from tokensieve.results.report.runs import budget, number
@@ -62,11 +62,13 @@ def run(args: Namespace) -> int:
 
 def _left_out(places: Sequence[str]) -> list[str]:
     """What lies in and under the folders that were named, and is not in the page."""
-    folders = [Path(place) for place in places if Path(place).is_dir()]
-    deeper = [str(inner) for folder in folders for inner in folders_of_results(folder) if inner not in folders]
-    lines = [f"{', '.join(deeper)}: more results, not in this page; name these folders too"] if deeper else []
-    records = [str(path) for folder in folders for path in sorted(folder.glob("*.json")) if is_bench(path)]
-    return [*lines, f"{', '.join(records)}: of `tokensieve bench`, not in this page"] if records else lines
+    named = [Path(place) for place in places]
+    folders = [place for place in named if place.is_dir()]
+    known = {(place if place.is_dir() else place.parent).resolve() for place in named}
+    deeper = [inner for folder in folders for inner in folders_of_results(folder) if inner.resolve() not in known]
+    lines = [f"{some_of(deeper)}: more results, not in this page; name these folders too"] if deeper else []
+    records = [path for folder in folders for path in sorted(folder.glob("*.json")) if is_bench(path)]
+    return [*lines, f"{some_of(records)}: of `tokensieve bench`, not in this page"] if records else lines
 
 
 def _pictures(runs: Sequence[Mapping[str, Any]], args: Namespace) -> Pictures | None:

@@ -10,17 +10,19 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import RecordError
 from tokensieve.results.record import FORMAT, read_json, write_whole
 
-__all__ = ["EVAL_FORMAT", "folders_of_results", "is_bench", "main_metric", "read_eval", "read_evals", "read_foreign",
-           "result_files", "write_csv", "write_eval"]  # fmt: skip
+__all__ = ["EVAL_FORMAT", "STUDY_FORMAT", "folders_of_results", "is_bench", "main_metric", "read_eval", "read_evals",
+           "read_foreign", "result_files", "some_of", "write_csv", "write_eval"]  # fmt: skip
 
 EVAL_FORMAT = "tokensieve-eval-1"
+STUDY_FORMAT = "tokensieve-search-1"  # of a search
+_LARGE = 64 * 2**20  # bytes
 _THEIRS = ("dataset", "model", "pretrained", "task", "metrics")
 _FIRST = ("dataset", "model_fullname", "model", "pretrained", "task", "language", "method", "mode", "keep")
 _NESTED = ("metrics", "config", "rows", "runs", "lists", "samples", "baseline")  # no columns of a table
@@ -75,7 +77,7 @@ def result_files(places: Iterable[str | Path]) -> list[Path]:
             inside = [path for path in inside if not is_bench(path)]
             if not inside:
                 deeper = folders_of_results(place)
-                more = f"; there are some in {', '.join(map(str, deeper))}" if deeper else ""
+                more = f"; there are some in {some_of(deeper)}" if deeper else ""
                 raise RecordError(f"no results in {place}: there is no .json file of `tokensieve eval`{more}")
             files += inside
         else:
@@ -83,18 +85,30 @@ def result_files(places: Iterable[str | Path]) -> list[Path]:
     return files
 
 
-def folders_of_results(place: Path, most: int = 5) -> list[Path]:
-    """Folders right under `place` that have results in them, which nobody has named."""
+def folders_of_results(place: Path) -> list[Path]:
+    """Folders right under `place` that have results of evaluations or searches in them."""
     inside = (path for path in place.glob("*/*.json") if not path.name.startswith("."))
-    return sorted({path.parent for path in inside if not is_bench(path)})[:most]
+    return sorted({path.parent for path in inside if _head(path).get("format") in (EVAL_FORMAT, STUDY_FORMAT)})
 
 
 def is_bench(path: Path) -> bool:
     """Whether this is a record of `tokensieve bench`. What cannot be read is left to whoever reads it."""
-    with contextlib.suppress(RecordError):
-        data = read_json(path, "result")
-        return isinstance(data, dict) and data.get("format") == FORMAT and data.get("kind") == "bench"
-    return False
+    head = _head(path)
+    return head.get("format") == FORMAT and head.get("kind") == "bench"
+
+
+def _head(path: Path) -> Mapping[str, Any]:
+    """What a file says of itself; nothing of one that is no JSON of ours, or too large to be."""
+    with contextlib.suppress(RecordError, OSError):
+        data = read_json(path, "result") if path.stat().st_size < _LARGE else None
+        return data if isinstance(data, dict) else {}
+    return {}
+
+
+def some_of(paths: Sequence[Path], most: int = 5) -> str:
+    """A list for people, not too long."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(map(str, paths[:most])) + more
 
 
 def read_evals(places: Iterable[str | Path]) -> list[dict[str, Any]]:

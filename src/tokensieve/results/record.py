@@ -164,7 +164,7 @@ def read_json(path: str | Path, what: str) -> Any:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise RecordError(f"{path} is not whole JSON: cut short, or no {what}") from None
 
 

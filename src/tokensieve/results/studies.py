@@ -10,14 +10,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from tokensieve.errors import RecordError
-from tokensieve.results.evals import read_eval, result_files, write_eval
+from tokensieve.results.evals import STUDY_FORMAT, read_eval, result_files, write_eval
 from tokensieve.results.record import read_json
 
 __all__ = ["STUDY_FORMAT", "read_results", "read_study", "short_names", "study_table", "value_text", "write_study"]
 
-STUDY_FORMAT = "tokensieve-search-1"
 _KEYS = ("name", "objectives", "space", "trials", "best")
-_STATES = {"complete": "", "pruned": "ended early", "failed": "failed", "interrupted": "interrupted, run again"}
+_STATES = {"complete": "", "pruned": "ended early", "failed": "failed", "interrupted": "interrupted, run again",
+           "void": "asked for no figure of a run"}  # fmt: skip
 
 
 def write_study(record: Mapping[str, Any], path: str | Path) -> None:

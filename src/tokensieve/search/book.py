@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -87,10 +88,22 @@ def open_book(
             raise _no_study(path, error) from None
         if not book.check(path, facts):
             optuna.delete_study(study_name=_NAME, storage=storage)
+            _clear(
+                path.parent / "trials"
+            )  # of a trial that nobody will ask for again, under a number that is used again
             book = Book(_study(storage, objectives), settings, objectives, space)
             book.check(path, facts)
         book.take_up()
         yield book
+
+
+def _clear(folder: Path) -> None:
+    """Remove what the trials of a study that is made anew have left."""
+    for place in folder.glob("[0-9][0-9][0-9][0-9]*"):
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
 
 
 def _study(storage: Any, objectives: Sequence[Objective]) -> Any:
@@ -179,7 +192,8 @@ class Book:
         if was == now:
             return True
         other = [name for name in {**was, **now} if was.get(name) != now.get(name)]
-        begun = any(_ended(trial) or not trial.user_attrs.get("void") for trial in self.trials)
+        void = {_origin(trial) for trial in self.trials if trial.user_attrs.get("void")}
+        begun = any(_ended(trial) or _origin(trial) not in void for trial in self.trials)
         if begun and (self.spent or other != ["objectives"]):
             what = "; ".join(f"{name} was {_short(was.get(name))}, is {_short(now.get(name))}" for name in other)
             raise OptionError(f"{path} holds another search ({what}): name another folder")
@@ -251,12 +265,13 @@ class Book:
 
     def found(self, asked: Asked, figures: Mapping[str, float], seconds: float, twin_of: int | None = None) -> None:
         """A trial ended well."""
-        values = self._values(figures)
+        values = self.values(figures)
         asked.trial.set_user_attr("figures", {name: float(value) for name, value in figures.items()})
         self._note(asked, seconds, twin_of)
         self.study.tell(asked.number, values)
 
-    def _values(self, figures: Mapping[str, float]) -> list[float]:
+    def values(self, figures: Mapping[str, float]) -> list[float]:
+        """The objectives among a run's figures; one that is not there, or no number, is an error."""
         values = []
         for objective in self.objectives:
             value = figures.get(objective.metric)

@@ -110,11 +110,11 @@ def connected(manager: ManagerSettings) -> Iterator[Cluster]:
 def _check_reachable(address: str) -> None:
     """Ray tries for many minutes to reach a host that does not answer."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdigit():  # "auto", "local": Ray knows them
+    if not colon or not port.isdecimal():  # "auto", "local": Ray knows them
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
-    except (OSError, OverflowError) as error:
+    except (OSError, OverflowError, ValueError) as error:  # the last: names that no host can have
         raise MissingMaterialError(
             f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`, or leave the address "
             "out for one on this machine"
@@ -255,6 +255,10 @@ def run_on_cluster(
             asked, start = running.pop(ready[0])
             _ended(ray, book, asked, ready[0], folder, time.monotonic() - start)
             after(asked)
+    except UnknownObjectiveError:
+        for asked, _ in running.values():
+            book.void(asked)
+        raise
     except BaseException:
         for asked, _ in running.values():
             book.interrupted(asked)

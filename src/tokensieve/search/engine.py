@@ -62,6 +62,7 @@ def _one(book: Book, run: Run, asked: Asked, folder: Path) -> None:
 
 def keep_found(book: Book, asked: Asked, found: Found, folder: Path, seconds: float) -> None:
     """Write what a trial brought, then count it as ended: what has ended is always there."""
+    book.values(found.figures)
     if found.record is not None:
         write_eval(found.record, folder / "trials" / f"{asked.number:04d}.json")
     for name, data in found.files.items():

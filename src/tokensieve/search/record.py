@@ -45,7 +45,7 @@ def study_record(
 def _trial(book: Book, trial: Any) -> dict[str, Any]:
     attrs = trial.user_attrs
     states = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
-    state = "interrupted" if attrs.get("interrupted") else states[trial.state.name]
+    state = next((name for name in ("interrupted", "void") if attrs.get(name)), states[trial.state.name])
     found = {
         "number": trial.number,
         "state": state,

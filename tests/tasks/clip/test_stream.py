@@ -22,6 +22,7 @@ from tokensieve.errors import DataError, MissingMaterialError, OptionError, Reco
 from tokensieve.tasks.clip import shards as shards_module
 from tokensieve.tasks.clip.extract import load_features
 from tokensieve.tasks.clip.shards import find_shards, read_shard
+from tokensieve.tasks.clip.stream import Parts
 
 CLASSES = ("red", "green", "blue", "white", "black", "grey")
 TOTAL = 50
@@ -262,6 +263,13 @@ def test_a_command_that_fails_does_not_take_the_folder(tiny, big, tmp_path, caps
     capsys.readouterr()
     assert main([*words, *tiny.model, "--method", "evit", "--keep", "0.5"]) == 0
     assert f"{TOTAL} images" in capsys.readouterr().out
+
+
+def test_two_commands_that_start_together_do_not_share_a_folder(tmp_path):
+    first, second = (Parts(tmp_path, {"keep": keep}, ".x") for keep in (0.5, 0.4))
+    first.begin()
+    with pytest.raises(OptionError, match=r"keep was 0.5, is 0.4"):
+        second.begin()
 
 
 def test_another_shard_under_the_same_name_is_refused(tiny, big, tmp_path, capsys):

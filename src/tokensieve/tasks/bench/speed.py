@@ -85,6 +85,9 @@ def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
 def measure_speed(config: BenchConfig, tick: Callable[[str], None]) -> list[dict[str, Any]]:
     """All rows: models x batches x candidates."""
     rows = []
+    if any(isinstance(keep, int) for keep in config.keep) and len(config.models) > 1:
+        for name in config.models:  # a count may fit one model and not another: known before hours of measuring
+            candidates_of(build_model(name, config.device, config.seed)[0], config)
     for name in config.models:
         model, size = build_model(name, config.device, config.seed)
         candidates = candidates_of(model, config)

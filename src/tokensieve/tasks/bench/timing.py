@@ -105,10 +105,10 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     It is below the k-th smallest of n values only if fewer than k of n coins fall heads.
     """
     ordered, n = sorted(values), len(values)
-    rank, outside = 0, 0.5**n
-    while outside <= 0.025:
+    rank, outside = 0, 1  # of the 2 ** n ways in which n coins fall
+    while 40 * outside <= 2**n:
         rank += 1
-        outside += math.comb(n, rank) * 0.5**n
+        outside += math.comb(n, rank)
     return (ordered[rank - 1], ordered[n - rank]) if rank else None
 
 

@@ -190,17 +190,21 @@ class Parts:
         self._settings = json.loads(json.dumps(settings, default=str))
         self._file = folder / "settings"  # JSON, but not so called: folders of results are searched for *.json
         if self._file.exists():
-            was = read_json(self._file, "settings of a run")
-            other = differences(was if isinstance(was, dict) else {}, self._settings)
-            if other:
-                raise OptionError(f"{folder} was begun with other settings: {'; '.join(other)}; name another folder")
+            self._compare()
         else:
             check_writable(self._file)
 
     def begin(self) -> None:
-        """Write the settings down, if they are not there."""
+        """Write the settings down, if they are not there. Another command may have begun since."""
         if not self._file.exists():
             write_whole(self._file, (json.dumps(self._settings, indent=2) + "\n").encode())
+        self._compare()
+
+    def _compare(self) -> None:
+        was = read_json(self._file, "settings of a run")
+        other = differences(was if isinstance(was, dict) else {}, self._settings)
+        if other:
+            raise OptionError(f"{self.folder} was begun with other settings: {'; '.join(other)}; name another folder")
 
     def path(self, shard: Shard) -> Path:
         return self.folder / f"{shard.name}{self.ending}"
