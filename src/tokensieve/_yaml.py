@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import OptionError, one_line
+from tokensieve.errors import MissingMaterialError, OptionError, one_line
 
-__all__ = ["safe_yaml"]
+__all__ = ["read_yaml", "safe_yaml"]
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The plain data in the file that --config names."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise MissingMaterialError(f"--config {path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--config {path} is no text file") from None
+    return safe_yaml(text, f"--config {path}")
 
 
 def safe_yaml(text: str, where: str) -> Any:

@@ -6,15 +6,14 @@ What is wrong is one line that names the key and, where it is unknown, the neare
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tokensieve._yaml import safe_yaml
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
+from tokensieve.errors import OptionError, UnknownNameError, nearest
 
-__all__ = ["Count", "Positive", "Ratio", "Section", "keys_of", "parse_settings", "read_settings"]
+__all__ = ["Count", "Positive", "Ratio", "Section", "keys_of", "parse_settings"]
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
@@ -28,17 +27,6 @@ class Section(BaseModel):
 
 
 Whole = TypeVar("Whole", bound=Section)
-
-
-def read_settings(path: str | Path) -> Any:
-    """The plain data in a YAML file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except OSError as error:
-        raise MissingMaterialError(f"--config {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"--config {path} is no text file") from None
-    return safe_yaml(text, f"--config {path}")
 
 
 def parse_settings(kind: type[Whole], data: Any, overrides: Sequence[str] = ()) -> Whole:

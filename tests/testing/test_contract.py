@@ -224,6 +224,18 @@ def test_a_broken_method_is_caught_by_the_right_rule(cls: type[Method], rule: st
     assert words in str(caught.value)
 
 
+def test_a_broken_method_fails_as_a_case_of_pytest_too() -> None:
+    """What the three lines of the docstring run: a case says nothing, or raises."""
+    good, bad = (
+        next(case.values[0] for case in contract_cases(method, models=("openclip",)) if "sequence-lengths" in case.id)
+        for method in (ByNorm, DropsNothing)
+    )
+    good()
+    with pytest.raises(ContractError) as caught:
+        bad()
+    assert caught.value.rule == "sequence lengths"
+
+
 def test_a_method_that_reduces_nothing_is_caught_on_a_model_too() -> None:
     how = MODEL_RULES["sequence lengths"](DropsNothing, tiny_model("openclip"))
     assert how is not None

@@ -10,21 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve._yaml import safe_yaml
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
+from tokensieve._yaml import read_yaml
+from tokensieve.errors import OptionError, UnknownNameError
 
 __all__ = ["actions_of", "given_flags", "hint", "read_table", "table_words", "with_file"]
 
 
 def read_table(file: str | Path) -> dict[str, Any]:
     """The flags in a YAML file."""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except OSError as error:
-        raise MissingMaterialError(f"--config {file} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise OptionError(f"--config {file} is no text file") from None
-    data = safe_yaml(text, f"--config {file}")
+    data = read_yaml(file)
     if not isinstance(data, dict):
         raise OptionError(f"--config {file}: expected keys with values, one for each flag")
     return data

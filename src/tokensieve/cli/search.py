@@ -77,12 +77,13 @@ def _config(task: str, args: Namespace) -> EvalSearchConfig:
     if args.trials is not None and args.trials < 1:
         raise OptionError(f"--trials {args.trials}: at least 1")
     try:
+        from tokensieve._yaml import read_yaml
         from tokensieve.search.settings import EvalSearchConfig
-        from tokensieve.settings import parse_settings, read_settings
+        from tokensieve.settings import parse_settings
     except ImportError as error:
         raise OptionError(f'a search needs Optuna and pydantic ({error}): pip install "tokensieve[search]"') from None
 
-    data: Any = read_settings(args.config) if args.config else {}
+    data: Any = read_yaml(args.config) if args.config else {}
     if not isinstance(data, dict):
         raise OptionError(f"--config {args.config}: expected sections such as search_settings and eval_settings")
     flags = {

@@ -57,9 +57,9 @@ def _search(args: Namespace, more: list[str]) -> int:
     """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
     import shlex
 
+    from tokensieve._yaml import read_yaml
     from tokensieve.cli.searching import carry_out
-    from tokensieve.settings import read_settings
     from tokensieve.tasks.reid.search import reid_search
 
     words = ["tokensieve", "train", "reid", "--config", str(args.config), *more]
-    return carry_out(reid_search(read_settings(args.config), more, shlex.join(words)))
+    return carry_out(reid_search(read_yaml(args.config), more, shlex.join(words)))

@@ -68,11 +68,11 @@ def _search(args: Namespace, more: list[str]) -> int:
     """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
     import shlex
 
+    from tokensieve._yaml import read_yaml
     from tokensieve.cli.searching import carry_out
-    from tokensieve.settings import read_settings
     from tokensieve.tasks.vlm.config import SMALL
     from tokensieve.tasks.vlm.search import vlm_search
 
-    data = SMALL if args.config is None else read_settings(args.config)
+    data = SMALL if args.config is None else read_yaml(args.config)
     words = ["tokensieve", "train", "vlm", *(["--config", str(args.config)] if args.config else []), *more]
     return carry_out(vlm_search(data, more, shlex.join(words)))

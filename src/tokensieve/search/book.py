@@ -88,9 +88,7 @@ def open_book(
             raise _no_study(path, error) from None
         if not book.check(path, facts):
             optuna.delete_study(study_name=_NAME, storage=storage)
-            _clear(
-                path.parent / "trials"
-            )  # of a trial that nobody will ask for again, under a number that is used again
+            _clear(path.parent / "trials")  # their numbers are used again
             book = Book(_study(storage, objectives), settings, objectives, space)
             book.check(path, facts)
         book.take_up()

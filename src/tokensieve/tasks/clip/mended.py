@@ -57,8 +57,9 @@ def mended(session: Session, dataset: str, images: int | None = None) -> Iterato
 
 def _print(*words: object) -> None:
     """What clip_benchmark says, without its words on a temporary file and on a length that streams do not have."""
-    if not str(words[0]).startswith(("Dump results to:", "IterableDataset has no len()")):
-        print(*words)
+    text = " ".join(map(str, words))
+    if not text.startswith(("Dump results to:", "IterableDataset has no len()")):
+        print(text)
 
 
 def _captioning(session: Session) -> Callable[..., dict[str, float]]:

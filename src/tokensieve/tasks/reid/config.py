@@ -13,8 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from tokensieve._yaml import read_yaml
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
-from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings, read_settings
+from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
 
@@ -135,7 +136,7 @@ class ReidConfig(Section):
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> ReidConfig:
     """The configuration in a YAML file with SECTION.KEY=VALUE on top. What is wrong is an error that names the key."""
-    return parse_config(read_settings(path), overrides)
+    return parse_config(read_yaml(path), overrides)
 
 
 def parse_config(data: Any, overrides: Sequence[str] = ()) -> ReidConfig:
