@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tokensieve.adapters.engine import FusingTower, Run, SievedBlocks, sieved_class
 from tokensieve.adapters.family import Family
 from tokensieve.adapters.few_rows import FewRows, wants_few_rows
+from tokensieve.adapters.lean import LeanBlocks
 from tokensieve.adapters.openclip import OpenClipFamily
 from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
@@ -185,6 +186,7 @@ class Attachment:
         self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._before: list[tuple[nn.Module, type]] = []
+        self.lean = LeanBlocks()
         self.new_run: Callable[[Attachment], Run] = Run  # how a forward goes; otherwise where a selection is trained
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if mode == "fuse" and self.project is None:
@@ -263,6 +265,7 @@ class Attachment:
             for name in ("_sieve_index", "attachment", "last", "_sieve_attachment"):
                 module.__dict__.pop(name, None)
         self._before = []
+        self.lean.clear()
 
     def __enter__(self) -> Attachment:
         return self

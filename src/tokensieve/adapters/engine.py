@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.few_rows import few_rows_here, is_few
-from tokensieve.adapters.lean import LeanBlock, Parts, lean_block
+from tokensieve.adapters.lean import LeanBlock, Parts
+from tokensieve.core import native
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
@@ -35,6 +36,7 @@ class State(NamedTuple):
     """What enters a block beside the tokens. None stands for "as at the start": one patch each, all of them there."""
 
     size: Tensor | None = None  # (B, N+M) patches each token stands for
+    bias: Tensor | None = None  # (B, P+N+M) on every row of logits: log of the sizes, as far as they count
     origin: Tensor | None = None  # (B, N) index of each patch in the full grid
     made: int = 0  # tokens at the end that are no patches
     exists: Tensor | None = None  # (B, N+M) 0 to 1, how far each token is there; only while a selection is trained
@@ -83,8 +85,10 @@ class Run:
         if not self.blocks or not is_few(x):
             return None
         if self.lean is None:
-            parts = (b.sieve_parts() if isinstance(b, SievedBlock) else None for b in self.blocks)
-            self.lean = [lean_block(p) for p in parts]
+            known = self.attachment.lean
+            self.lean = [
+                known.get(i, cast(Any, b)) if isinstance(b, SievedBlock) else None for i, b in enumerate(self.blocks)
+            ]
         return self.lean[block]
 
     def cut(self, block: int, seen: Attended) -> Tensor:
@@ -93,7 +97,7 @@ class Run:
         reduction, origin = self.decide(block, seen)
         out, size = reduction.apply(seen.tokens, self.attachment.prefix, state.made, state.size)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
-        self.states[block + 1] = State(size, origin, made)
+        self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
         return out
 
     def decide(self, block: int, seen: Attended) -> tuple[Reduction, Tensor]:
@@ -103,7 +107,7 @@ class Run:
         with torch.set_grad_enabled(learns):
             view = self.view(block, state, seen)
             reduction = method.reduce(view, self.counts[block])
-            origin = view.origin.gather(1, reduction.keep)
+            origin = reduction.keep if state.origin is None else state.origin.gather(1, reduction.keep)
         self.reductions[block] = reduction
         self.kept[block] = origin
         return reduction, origin
@@ -117,12 +121,18 @@ class Run:
             text=at.text, project=at.project,
         )  # fmt: skip
 
-    def bias(self, state: State) -> Tensor | None:
-        """(B, P+N+M) log of the sizes, as far as they count; 0 for the prefix."""
-        weight = self.attachment.method.proportional
-        if state.size is None or not weight:
+    def log_sizes(self, size: Tensor | None) -> Tensor | None:
+        """(B, P+N+M) log of the sizes (B, N+M), as far as they count; 0 for the prefix."""
+        weight, prefix = float(self.attachment.method.proportional), self.attachment.prefix
+        if size is None or not weight:
             return None
-        return F.pad(state.size.log() * float(weight), (self.attachment.prefix, 0))
+        if native.fits(size):
+            return native.log_sizes(size, weight, prefix)
+        return F.pad(size.log() * weight, (prefix, 0))
+
+    def bias(self, state: State) -> Tensor | None:
+        """(B, P+N+M) what is added to every row of logits in a block with this state."""
+        return state.bias
 
     def leave(self, block: int, x: Tensor) -> Tensor:
         """Note what leaves `block`. After the last one, give merged patches back to a tower that pools over patches."""
@@ -296,6 +306,11 @@ class SievedBlocks(nn.ModuleList):
         blocks = [block for block in self._modules.values() if block is not None]
         run.start(blocks)
         return [Bound(block, run) for block in blocks]
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Called by `.to()` and its like: the old weights are not to be held."""
+        self.attachment.lean.clear()
+        return super()._apply(fn, recurse)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.bound())

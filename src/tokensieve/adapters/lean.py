@@ -2,16 +2,18 @@
 
 A product of matrices empties the caches. What comes right after it - a look at a module's attribute, a condition, an
 operation on a few numbers - is fetched from memory again, which takes longer than the work itself, and a block has
-hundreds of those between its products. So a forward with few tokens gathers what its blocks consist of once, in one go,
-as views of the weights, and between two products does only what the result needs. Only blocks without surprises run
-this way: the usual layers in the usual order, and no hook that waits for one of them.
+hundreds of those between its products. So a forward with few tokens gathers what its blocks consist of in one go, as
+views of the weights, and between two products does only what the result needs. Only blocks without surprises run this
+way: the usual layers in the usual order, and no hook that waits for one of them. What was gathered is used again by the
+next forward where every module, setting and weight is still what it was.
 
 Figures: benchmarks/speed.md.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +22,14 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from tokensieve.adapters.few_rows import PARTS, ByParts, FewRows, is_large
 
-__all__ = ["LeanBlock", "Parts", "is_from", "lean_block"]
+__all__ = ["LeanBlock", "LeanBlocks", "Parts", "is_from"]
 
 Step: TypeAlias = nn.Module | Tensor | None  # a module, a vector to scale by, or nothing
 Source: TypeAlias = nn.Module | tuple[Tensor, Tensor | None]  # a linear layer, or its weight and bias
 _LIBRARIES = ("torch", "open_clip", "timm", "transformers")
 _NORMS = ("LayerNorm", "LayerNormFp32")
 _SCALES = ("LayerScale", "Dinov2LayerScale", "Dinov2WithRegistersLayerScale")
+_SETTINGS = (bool, int, float, str, type(None))
 _DROPS = ("Dropout", "DropPath", "Dinov2DropPath", "Dinov2WithRegistersDropPath")
 
 
@@ -50,7 +53,7 @@ class _SurpriseError(Exception):
 
 
 class LeanBlock:
-    """The stretches of a block between which the engine works. Made in every forward anew, of views of the weights."""
+    """The stretches of a block between which the engine works, of views of the weights."""
 
     def __init__(self, parts: Parts) -> None:
         """Raises _SurpriseError."""
@@ -90,8 +93,76 @@ class LeanBlock:
         return _sum(x, self.second(hidden), self.scale2)
 
 
-def lean_block(parts: Parts | None) -> LeanBlock | None:
-    """The block made of these parts, or None where it has to go its own way."""
+class LeanBlocks:
+    """The lean blocks of a model, as the last forward left them. A copy starts empty: it has weights of its own."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[_Snapshot, LeanBlock | None]] = {}
+
+    def __reduce__(self) -> tuple[type[LeanBlocks], tuple[()]]:
+        return LeanBlocks, ()
+
+    def clear(self) -> None:
+        """Let go of all weights."""
+        self._known.clear()
+
+    def get(self, index: int, block: HasParts) -> LeanBlock | None:
+        """The lean form of a block, or None where it has to go its own way."""
+        known = self._known.get(index)
+        if known is None or not known[0].holds(block):
+            known = _Snapshot(block), _lean_block(block.sieve_parts())
+            self._known[index] = known
+        return None if _has_any_global_hook() else known[1]
+
+
+class HasParts(Protocol):
+    """A block that says what it consists of."""
+
+    def sieve_parts(self) -> Parts | None: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
+class _Snapshot:
+    """All that a lean block depends on, apart from the numbers in the weights: modules, settings, hooks, parameters."""
+
+    def __init__(self, block: HasParts) -> None:
+        self._modules = [
+            (
+                module,
+                type(module),
+                {key: value for key, value in module.__dict__.items() if isinstance(value, _SETTINGS)},
+                dict(module._modules),
+                _addresses(module._parameters),
+            )
+            for module in block.modules()
+        ]
+
+    def holds(self, block: HasParts) -> bool:
+        """Whether nothing has changed."""
+        if self._modules[0][0] is not block:
+            return False
+        for module, cls, settings, children, addresses in self._modules:
+            inside = module.__dict__
+            if (
+                type(module) is not cls
+                or inside["_modules"] != children
+                or inside["_forward_hooks"]
+                or inside["_forward_pre_hooks"]
+                or "forward" in inside
+                or not settings.items() <= inside.items()
+                or _addresses(inside["_parameters"]) != addresses
+            ):
+                return False
+        return True
+
+
+def _addresses(parameters: dict[str, nn.Parameter | None]) -> list[int]:
+    """Which tensors these are, and where they lie: `.data` may have been given another one, or moved."""
+    return [number for p in parameters.values() if p is not None for number in (id(p), p.data_ptr())]
+
+
+def _lean_block(parts: Parts | None) -> LeanBlock | None:
     try:
         return None if parts is None else LeanBlock(parts)
     except _SurpriseError:
@@ -179,5 +250,3 @@ def _check_unwatched(parts: Parts) -> None:
             module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
         ):
             raise _SurpriseError
-    if _has_any_global_hook():
-        raise _SurpriseError

@@ -62,8 +62,10 @@ class SoftRun(Run):
         if isinstance(reduction, MendedReduction) and reduction.mend is not None:
             out = reduction.mend(out, kept_size, prefix)
         both = torch.cat([reduction.keep, reduction.drop], dim=1)
+        sizes = torch.cat([kept_size, size.gather(1, reduction.drop)], dim=1)
         self.states[block + 1] = State(
-            size=torch.cat([kept_size, size.gather(1, reduction.drop)], dim=1),
+            size=sizes,
+            bias=self.log_sizes(sizes),
             origin=origin,
             made=n - reduction.keep.shape[1],
             exists=(exists * staying).gather(1, both),
@@ -97,11 +99,10 @@ class SoftRun(Run):
         return alike.argmax(dim=-1).scatter(1, reduction.drop, reduction.into)
 
     def bias(self, state: State) -> Tensor | None:
-        bias = super().bias(state)
         if state.exists is None:
-            return bias
+            return state.bias
         there = F.pad(existence_bias(state.exists), (self.attachment.prefix, 0))
-        return there if bias is None else there + bias
+        return there if state.bias is None else there + state.bias
 
 
 def attach_soft(model: nn.Module, method: SieveMethod, *, keep: Keep, tau: float = 0.5) -> Attachment:

@@ -1,4 +1,4 @@
-"""How much a token matters: pure functions on tensors. Imports torch only."""
+"""How much a token matters: pure functions on tensors. Imports torch and native."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tokensieve.core import native
+
 __all__ = [
     "attention_columns",
     "attention_received",
     "cosine",
     "diversity",
     "image_hash",
+    "image_noise",
     "minmax",
     "query_attention",
     "relevance",
@@ -106,6 +109,7 @@ def minmax(s: Tensor) -> Tensor:
 
 
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's bits, as a signed 64-bit integer
+_GROUPS = 8  # of channels, in the hash of an image
 
 
 def _scramble(h: Tensor) -> Tensor:
@@ -115,7 +119,7 @@ def _scramble(h: Tensor) -> Tensor:
     return h
 
 
-def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
+def image_hash(tokens: Tensor, groups: int = _GROUPS) -> Tensor:
     """One int64 an image from its tokens (B, L, D), the same whether the image comes alone or in a batch.
 
     Kernels round differently for other batch sizes, so the hash reads coarse numbers only: the mean token, averaged
@@ -131,7 +135,17 @@ def image_hash(tokens: Tensor, groups: int = 8) -> Tensor:
 
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:
     """Uniform numbers in [0, 1) from (seed, image hash (B,), position (B, N)): no generator. Returns (B, N)."""
-    start = (seed * 0x85EBCA6B + 1) % (1 << 63)
     # masked: torch.compile takes the bare product of a range and a number for an index, and computes it in 32 bits
-    h = _scramble((position & 0xFFFFFFFF) * 0x632BE5AB + start + image.unsqueeze(1))
+    h = _scramble((position & 0xFFFFFFFF) * 0x632BE5AB + _start(seed) + image.unsqueeze(1))
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)
+
+
+def _start(seed: int) -> int:
+    return (seed * 0x85EBCA6B + 1) % (1 << 63)
+
+
+def image_noise(tokens: Tensor, position: Tensor, seed: int) -> Tensor:
+    """`unit_noise` for the images with these tokens (B, L, D). Returns (B, N)."""
+    if native.fits(tokens):
+        return native.noise(tokens, position, _start(seed), _MIX, _GROUPS)
+    return unit_noise(image_hash(tokens), position, seed)

@@ -11,6 +11,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
+from tokensieve.core import native
 from tokensieve.core.score import attention_columns, attention_received, query_attention
 from tokensieve.core.sentence import Sentence
 
@@ -148,6 +149,8 @@ class TokenView:
     @property
     @_once
     def _cls_row(self) -> Tensor:
+        if native.sees(self):
+            return native.cls_row(self)
         first = self._q[:, :, 0] if isinstance(self._q, Tensor) else self._q(0)[:, :, 0]
         return query_attention(first, self.k, self.scale, self.bias)[:, self.prefix :]
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tokensieve.core import native
 from tokensieve.core.reduction import take_tokens
 from tokensieve.core.score import diversity, minmax
 from tokensieve.core.select import top
@@ -58,9 +59,12 @@ class Anchor(Selector):
 
     def anchors(self, view: TokenView, keep: int) -> Tensor:
         """(B, k) indices of the anchors, ascending."""
+        self._check(view, keep)
+        return top(view.importance(), min(self.k, view.n))
+
+    def _check(self, view: TokenView, keep: int) -> None:
         if keep < min(self.k, view.n):
             raise BudgetError(f"keep={keep} is under the {self.k} anchors: lower k, or keep at least {self.k}")
-        return top(view.importance(), min(self.k, view.n))
 
     def score(self, view: TokenView, keep: int) -> Tensor:
         return self._scores(view, self.anchors(view, keep))
@@ -73,6 +77,10 @@ class Anchor(Selector):
         return torch.lerp(diverse, importance, float(self.alpha))
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
+        if view.has_cls and native.sees(view):
+            self._check(view, keep)
+            kept, scores = native.anchor(view, keep, min(self.k, view.n), self.alpha, self.normalize is not None)
+            return kept, scores
         chosen = self.anchors(view, keep)
         scores = self._scores(view, chosen)
         # anchors rank above every other patch: both terms lie in [0, 2]

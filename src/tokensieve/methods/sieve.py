@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from tokensieve.core import native
 from tokensieve.core.merge import slot_of
 from tokensieve.core.reduction import Reduction, complement, take_tokens
 from tokensieve.core.score import unit
@@ -63,6 +64,9 @@ class SieveMethod(Method):
         n, r = view.n, view.n - keep
         if r == 0:
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
+        if view.has_cls and type(self).price is SieveMethod.price and native.sees(view):
+            stay, drop, into, scores = native.sieve(view, keep, groups(view.k.shape[1], self.parts), self.weight)
+            return Reduction(keep=stay, drop=drop, into=into, scores=scores)
         order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r) ranks; the first rank always stays
         left = take_tokens(alike, gone).scatter_(2, gone.unsqueeze(1).expand(-1, r, -1), -1.0)  # these do not stay
@@ -97,14 +101,19 @@ class SieveMethod(Method):
         return distance * (importance * view.n) ** self.weight
 
 
+def groups(heads: int, parts: int) -> int:
+    """How many equal groups of heads: `parts`, or the next smaller number that divides them."""
+    return next(g for g in range(min(parts, heads), 0, -1) if heads % g == 0)
+
+
 def unit_keys(keys: Tensor, parts: int) -> Tensor:
     """(B, H, N, d) -> (B, N, G * d): sums of neighbouring heads, each of length 1 / sqrt(G).
 
-    Products are cosines averaged over the G groups of heads. G: `parts`, or the next smaller number that divides H.
+    Products are cosines averaged over the G groups of heads. G: `groups(H, parts)`.
     """
     batch, heads, n, d = keys.shape
-    groups = next(g for g in range(min(parts, heads), 0, -1) if heads % g == 0)
-    some = keys.view(batch, groups, -1, n, d).sum(dim=2) if groups < heads else keys  # (B, G, N, d)
+    count = groups(heads, parts)
+    some = keys.view(batch, count, -1, n, d).sum(dim=2) if count < heads else keys  # (B, G, N, d)
     length: Tensor = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
-    some = some / (length * math.sqrt(groups)).clamp_min(torch.finfo(keys.dtype).tiny)
+    some = some / (length * math.sqrt(count)).clamp_min(torch.finfo(keys.dtype).tiny)
     return some.transpose(1, 2).reshape(batch, n, -1)
