@@ -186,7 +186,6 @@ class Attachment:
         self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._before: list[tuple[nn.Module, type]] = []
-        self.lean = LeanBlocks()
         self.new_run: Callable[[Attachment], Run] = Run  # how a forward goes; otherwise where a selection is trained
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if mode == "fuse" and self.project is None:
@@ -239,6 +238,7 @@ class Attachment:
                 self._swap(block, sieved_class(self.family.block_mixin, type(block)))
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
+        self.blocks.__dict__["lean"] = LeanBlocks()
         self._swap(self.blocks, SievedBlocks)
         if self._feature is not None:
             self._feature.__dict__["_sieve_attachment"] = self
@@ -262,10 +262,9 @@ class Attachment:
         """Put the model back as it was. Calling it again does nothing."""
         for module, cls in reversed(self._before):
             module.__class__ = cls
-            for name in ("_sieve_index", "attachment", "last", "_sieve_attachment"):
+            for name in ("_sieve_index", "attachment", "last", "lean", "_sieve_attachment"):
                 module.__dict__.pop(name, None)
         self._before = []
-        self.lean.clear()
 
     def __enter__(self) -> Attachment:
         return self

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.adapters.few_rows import few_rows_here, is_few
-from tokensieve.adapters.lean import LeanBlock, Parts
+from tokensieve.adapters.lean import LeanBlock, LeanBlocks, Parts
 from tokensieve.core import native
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
@@ -66,17 +66,21 @@ class Run:
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
         self.blocks: list[nn.Module] = []  # those it goes through, where they may run lean
+        self.known: LeanBlocks | None = None  # their lean forms in earlier runs
         self.lean: list[LeanBlock | None] | None = None  # as far as they can be run so; gathered when tokens are few
+        self.native = False  # whether cuts are made by `core.native`
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
 
-    def start(self, blocks: list[nn.Module]) -> None:
-        """Say which blocks it will go through."""
-        self.blocks = blocks if few_rows_here() else []
+    def start(self, blocks: list[nn.Module], known: LeanBlocks) -> None:
+        """Say which blocks it will go through, and which lean forms they had before."""
+        self.blocks, self.known = blocks if few_rows_here() else [], known
+        self.native = native.ready()
 
-    def enter(self, block: int, length: int) -> State:
-        """The state before `block`, through which `length` tokens pass."""
+    def enter(self, block: int, x: Tensor) -> State:
+        """The state before `block`, into which x (B, L, D) goes."""
         if not self.leaving and not self.counts:
-            self.patches = length - self.attachment.prefix
+            self.native = self.native and native.fits(x)
+            self.patches = x.shape[1] - self.attachment.prefix
             self.counts = self.attachment.counts(self.patches)
         return self.states[block]
 
@@ -85,7 +89,7 @@ class Run:
         if not self.blocks or not is_few(x):
             return None
         if self.lean is None:
-            known = self.attachment.lean
+            known = cast(LeanBlocks, self.known)
             self.lean = [
                 known.get(i, cast(Any, b)) if isinstance(b, SievedBlock) else None for i, b in enumerate(self.blocks)
             ]
@@ -95,7 +99,8 @@ class Run:
         """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
         state = self.states[block]
         reduction, origin = self.decide(block, seen)
-        out, size = reduction.apply(seen.tokens, self.attachment.prefix, state.made, state.size)
+        given = seen.tokens, self.attachment.prefix, state.made, state.size
+        out, size = native.shrink(reduction, *given) if self.native else reduction.apply(*given)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
         self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
         return out
@@ -118,7 +123,7 @@ class Run:
         return TokenView(
             seen.tokens, seen.q, seen.k, scale=seen.scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made,
             size=state.size, bias=seen.bias, log_sum=seen.log_sum, origin=state.origin, depth=block / at.depth,
-            text=at.text, project=at.project,
+            text=at.text, project=at.project, native=self.native,
         )  # fmt: skip
 
     def log_sizes(self, size: Tensor | None) -> Tensor | None:
@@ -126,7 +131,7 @@ class Run:
         weight, prefix = float(self.attachment.method.proportional), self.attachment.prefix
         if size is None or not weight:
             return None
-        if native.fits(size):
+        if self.native:
             return native.log_sizes(size, weight, prefix)
         return F.pad(size.log() * weight, (prefix, 0))
 
@@ -140,7 +145,7 @@ class Run:
         at = self.attachment
         if block < at.depth - 1:
             return x
-        self.lean, self.blocks = None, []  # a run is kept to be asked, not the weights it saw
+        self.lean, self.known, self.blocks = None, None, []  # a run is kept to be asked, not the weights it saw
         if at.pools_patches and self.states[block + 1].size is not None:
             x = self.unmerge(x)
         self.pooled = x.shape[1]
@@ -183,7 +188,9 @@ def attend(
     On CPU that is the kernel which scaled_dot_product_attention takes anyway, called by its name. Elsewhere, in
     training with dropout and in export it is None, and a view that needs it computes it.
     """
-    mask = None if bias is None else bias[:, None, None, :].to(q.dtype)
+    mask = None if bias is None else bias.view(-1, 1, 1, bias.shape[1])
+    if mask is not None and mask.dtype != q.dtype:
+        mask = mask.to(q.dtype)
     if log_sum and dropout == 0.0 and q.device.type == "cpu" and not torch.compiler.is_exporting():
         if mask is not None:
             mask = mask.expand(-1, q.shape[1], q.shape[2], -1)
@@ -245,7 +252,7 @@ class SievedBlock:
 
     def _sieve_step(self, x: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
         index = self._sieve_index
-        state = run.enter(index, x.shape[1])
+        state = run.enter(index, x)
         asked = any(value is not None and value is not False for value in (*args, *kwargs.values()))
         lean = None if asked else run.lean_block(index, x)
         seen = self.sieve_attend(x, run, state, lean, *args, **kwargs)
@@ -262,7 +269,7 @@ class SievedBlock:
         """Modes that only look: the block ran as it is; the selection is worked out beside it."""
         index = self._sieve_index
         run.states[index] = State()
-        state = run.enter(index, x.shape[1])
+        state = run.enter(index, x)
         if index in run.counts:
             with torch.no_grad():
                 run.decide(index, self.sieve_attend(x, run, state, None, *args, **kwargs))
@@ -295,6 +302,7 @@ class SievedBlocks(nn.ModuleList):
 
     attachment: Attachment
     last: Run | None
+    lean: LeanBlocks
 
     def bound(self) -> list[Bound]:
         """All blocks, bound to a new run, which becomes the last one."""
@@ -304,12 +312,12 @@ class SievedBlocks(nn.ModuleList):
         if not torch.compiler.is_exporting():
             self.last = run
         blocks = [block for block in self._modules.values() if block is not None]
-        run.start(blocks)
+        run.start(blocks, self.lean)
         return [Bound(block, run) for block in blocks]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
         """Called by `.to()` and its like: the old weights are not to be held."""
-        self.attachment.lean.clear()
+        self.lean.clear()
         return super()._apply(fn, recurse)
 
     def __iter__(self) -> Iterator[Any]:

@@ -73,8 +73,10 @@ class LeanBlock:
         batch, length, width = x.shape
         rows = F.layer_norm(x, *self.norm1).view(-1, width)
         if len(self.projections) == 1:
-            three = self.projections[0](rows).view(3, self.heads, batch, length, -1)
-            return three.transpose(1, 2).unbind(0)
+            three = self.projections[0](rows)
+            if batch == 1:  # every operation saved is seen
+                return three.view(3, 1, self.heads, length, -1).unbind(0)
+            return three.view(3, self.heads, batch, length, -1).transpose(1, 2).unbind(0)
         return tuple(p(rows).view(self.heads, batch, length, -1).transpose(0, 1) for p in self.projections)
 
     def attended(self, x: Tensor, out: Tensor) -> Tensor:
@@ -184,14 +186,9 @@ def _layer(source: Source, parts: int) -> ByParts:
 
 def _sum(x: Tensor, parts: Tensor, scale: Tensor | None) -> Tensor:
     """x (B, L, D) + scale * parts (P, B * L, D / P): one pass that scales, adds and lays the parts in rows."""
-    out = x.new_empty(x.shape)
-    shape = -1, PARTS, x.shape[-1] // PARTS
-    here, there, parts = x.reshape(shape), out.view(shape), parts.transpose(0, 1)
-    if scale is None:
-        torch.add(here, parts, out=there)
-    else:
-        torch.addcmul(here, parts, scale, out=there)
-    return out
+    here, there = x.reshape(-1, PARTS, x.shape[-1] // PARTS), parts.transpose(0, 1)
+    # the result lies in memory as the first operand does
+    return (here + there if scale is None else torch.addcmul(here, there, scale)).view(x.shape)
 
 
 def is_from(module: object, *names: str) -> bool:

@@ -1,7 +1,7 @@
 """What a method decided, as plain tensors: which patches stay and how the others are folded in.
 
 Applying, masking, scattering back to the grid, pictures and statistics all read the same object.
-Imports torch and native.
+Imports torch only.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from tokensieve.core import native
 
 __all__ = ["Reduction", "complement", "flat_rows", "take_tokens"]
 
@@ -64,8 +62,6 @@ class Reduction:
         size: (B, N+M), how many patches each token stands for; None means one each. Averages are weighted by it. The
         sizes come back None as long as nothing was ever merged, so that plain dropping costs one gather.
         """
-        if self.extra is None and native.fits(x, size):
-            return native.shrink(x, self.keep, self.drop, self.into, size, prefix, made)
         batch, length, _ = x.shape
         n = length - prefix - made
         if self.into is not None and size is None:

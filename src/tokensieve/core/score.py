@@ -1,4 +1,4 @@
-"""How much a token matters: pure functions on tensors. Imports torch and native."""
+"""How much a token matters: pure functions on tensors. Imports torch only."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokensieve.core import native
-
 __all__ = [
+    "GROUPS",
+    "MIX",
     "attention_columns",
     "attention_received",
     "cosine",
     "diversity",
     "image_hash",
-    "image_noise",
     "minmax",
+    "noise_start",
     "query_attention",
     "relevance",
     "unit",
@@ -108,18 +108,18 @@ def minmax(s: Tensor) -> Tensor:
     return ((s - low) / span.masked_fill(flat, 1.0)).masked_fill(flat, 0.5)
 
 
-_MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's bits, as a signed 64-bit integer
-_GROUPS = 8  # of channels, in the hash of an image
+MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's bits, as a signed 64-bit integer
+GROUPS = 8  # of channels, in the hash of an image
 
 
 def _scramble(h: Tensor) -> Tensor:
     """A 64-bit mixer on int64 tensors (products wrap): neighbouring inputs give unrelated high bits."""
     for shift in (30, 27):
-        h = (h ^ (h >> shift)) * _MIX  # invertible: no two inputs meet
+        h = (h ^ (h >> shift)) * MIX  # invertible: no two inputs meet
     return h
 
 
-def image_hash(tokens: Tensor, groups: int = _GROUPS) -> Tensor:
+def image_hash(tokens: Tensor, groups: int = GROUPS) -> Tensor:
     """One int64 an image from its tokens (B, L, D), the same whether the image comes alone or in a batch.
 
     Kernels round differently for other batch sizes, so the hash reads coarse numbers only: the mean token, averaged
@@ -129,23 +129,17 @@ def image_hash(tokens: Tensor, groups: int = _GROUPS) -> Tensor:
     parts = F.adaptive_avg_pool1d(mean.unsqueeze(1), groups).squeeze(1)
     length: Tensor = torch.linalg.vector_norm(mean, dim=1, keepdim=True)
     steps = (parts * (100.0 * math.sqrt(mean.shape[1]) / length.clamp_min(1e-12))).round().to(torch.int64)
-    odd = torch.arange(1, groups + 1, device=mean.device) * _MIX  # wraps: eight unrelated factors
+    odd = torch.arange(1, groups + 1, device=mean.device) * MIX  # wraps: eight unrelated factors
     return (steps * odd).sum(dim=1)
 
 
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:
     """Uniform numbers in [0, 1) from (seed, image hash (B,), position (B, N)): no generator. Returns (B, N)."""
     # masked: torch.compile takes the bare product of a range and a number for an index, and computes it in 32 bits
-    h = _scramble((position & 0xFFFFFFFF) * 0x632BE5AB + _start(seed) + image.unsqueeze(1))
+    h = _scramble((position & 0xFFFFFFFF) * 0x632BE5AB + noise_start(seed) + image.unsqueeze(1))
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)
 
 
-def _start(seed: int) -> int:
+def noise_start(seed: int) -> int:
+    """Where a seed's numbers begin, as a positive 64-bit integer."""
     return (seed * 0x85EBCA6B + 1) % (1 << 63)
-
-
-def image_noise(tokens: Tensor, position: Tensor, seed: int) -> Tensor:
-    """`unit_noise` for the images with these tokens (B, L, D). Returns (B, N)."""
-    if native.fits(tokens):
-        return native.noise(tokens, position, _start(seed), _MIX, _GROUPS)
-    return unit_noise(image_hash(tokens), position, seed)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.score import cosine
 from tokensieve.errors import BudgetError
 
@@ -29,8 +28,6 @@ def _first(value: Tensor, apart: Tensor) -> Tensor:
 def top(scores: Tensor, k: int) -> Tensor:
     """The k highest of each row of (B, N) -> (B, k), ascending."""
     _check(k, scores.shape[1])
-    if native.fits(scores):
-        return native.top(scores, k)
     return scores.topk(k, dim=1, sorted=False).indices.sort(dim=1).values
 
 

@@ -77,10 +77,9 @@ class Anchor(Selector):
         return torch.lerp(diverse, importance, float(self.alpha))
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
-        if view.has_cls and native.sees(view):
+        if view.native and view.has_cls:
             self._check(view, keep)
-            kept, scores = native.anchor(view, keep, min(self.k, view.n), self.alpha, self.normalize is not None)
-            return kept, scores
+            return native.anchor(view, keep, min(self.k, view.n), float(self.alpha), self.normalize is not None)
         chosen = self.anchors(view, keep)
         scores = self._scores(view, chosen)
         # anchors rank above every other patch: both terms lie in [0, 2]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tokensieve.core import merge
+from tokensieve.core import merge, native
 from tokensieve.core.budget import Keep
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.select import top
@@ -98,7 +98,7 @@ class Selector(Method):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
         """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
         scores = self.score(view, keep)
-        return top(scores, keep), scores
+        return native.top(scores, keep) if view.native else top(scores, keep), scores
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         index, scores = self.select(view, keep)

@@ -7,7 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tokensieve.core.score import image_noise
+from tokensieve.core import native
+from tokensieve.core.score import image_hash, unit_noise
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector
 
@@ -30,4 +31,6 @@ class Random(Selector):
         return 3  # measured: as good as every block
 
     def score(self, view: TokenView, keep: int) -> Tensor:
-        return image_noise(view.tokens, view.origin, self.seed)
+        if view.native:
+            return native.noise(view, self.seed)
+        return unit_noise(image_hash(view.tokens), view.origin, self.seed)

@@ -64,9 +64,8 @@ class SieveMethod(Method):
         n, r = view.n, view.n - keep
         if r == 0:
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
-        if view.has_cls and type(self).price is SieveMethod.price and native.sees(view):
-            stay, drop, into, scores = native.sieve(view, keep, groups(view.k.shape[1], self.parts), self.weight)
-            return Reduction(keep=stay, drop=drop, into=into, scores=scores)
+        if view.native and view.has_cls and type(self).price is SieveMethod.price:
+            return native.sieve(view, keep, groups(view.k.shape[1], self.parts), self.weight)
         order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r) ranks; the first rank always stays
         left = take_tokens(alike, gone).scatter_(2, gone.unsqueeze(1).expand(-1, r, -1), -1.0)  # these do not stay

@@ -37,9 +37,8 @@ class ToMe(Method):
         n, device = view.n, view.tokens.device
         if keep == n:
             return Reduction(keep=torch.arange(n, device=device).expand(view.batch, -1))
-        if native.sees(view):
-            stay, drop, into, scores = native.tome(view, keep)
-            return Reduction(keep=stay, drop=drop, into=into, scores=scores)
+        if view.native:
+            return native.tome(view, keep)
         first = view.prefix % 2  # patch i stands at position prefix + i; A holds the even positions
         keys = unit(view.keys)
         like = keys[:, first::2] @ keys[:, 1 - first :: 2].transpose(1, 2)

@@ -5,7 +5,7 @@ just swept the caches, it is a tenth of the whole time. Compiled, a cut is two c
 in torch say, up to rounding: these are the definition, and what everything else goes by - batches, gradients, other
 precisions and devices, torch.compile, export, and every machine without numba.
 
-Imports torch, and kernels when first used. Figures: benchmarks/speed.md.
+Imports reduction and score, and kernels when first used. Figures: benchmarks/speed.md.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokensieve.core.reduction import Reduction
+from tokensieve.core.score import GROUPS, MIX, noise_start
+
 if TYPE_CHECKING:
     from tokensieve.core.view import TokenView
 
@@ -31,7 +34,7 @@ __all__ = [
     "fits",
     "log_sizes",
     "noise",
-    "sees",
+    "ready",
     "shrink",
     "sieve",
     "tome",
@@ -64,51 +67,42 @@ def version() -> str | None:
     return None if kernels is None else str(kernels.numba.__version__)
 
 
-def fits(*tensors: Tensor | None) -> bool:
-    """Whether these are of one image, as plain numbers: float32 on a CPU, no gradient, nothing traced or counted."""
-    for x in tensors:
-        if x is not None and (
-            x.shape[0] != 1
-            or x.dtype != torch.float32
-            or x.device.type != "cpu"
-            or x.requires_grad
-            or type(x) is not Tensor
-        ):
-            return False
+def ready() -> bool:
+    """Whether now is a time for it: no gradient, nothing traced, recorded or counted."""
     return (
         not torch.compiler.is_compiling()
+        and not torch.is_grad_enabled()
         and not torch._C._is_tracing()
-        and not torch._C._len_torch_dispatch_stack()  # a mode that records or counts operations
+        and not torch._C._len_torch_dispatch_stack()  # a mode that sees every operation
         and torch._C._functorch.peek_interpreter_stack() is None  # vmap and its like
         and _kernels() is not None
     )
 
 
-def sees(view: TokenView) -> bool:
-    """Whether this is one image in a vision tower, of not too many tokens."""
-    tokens = view.tokens
-    if tokens.shape[0] != 1 or tokens.shape[1] > _MOST or view.stage != "encoder":
-        return False
-    return view.q.shape == view.k.shape and fits(tokens, view.q, view.k, view.bias)
+def fits(x: Tensor) -> bool:
+    """Whether x (B, L, D) is one image of not too many tokens, in float32 on a CPU."""
+    one = x.shape[0] == 1 and x.shape[1] <= _MOST and type(x) is Tensor
+    return one and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def tome(view: TokenView, keep: int) -> list[Tensor]:
-    """keep, drop, into and scores as `methods.tome` has them."""
-    return _call("tome", view.k, view.prefix, view.n, view.n - keep)
+def tome(view: TokenView, keep: int) -> Reduction:
+    """The choice of `methods.tome`."""
+    return _merging("tome", view.k, view.prefix, view.n, view.n - keep)
 
 
-def sieve(view: TokenView, keep: int, parts: int, weight: float) -> list[Tensor]:
-    """keep, drop, into and scores as `methods.sieve` has them. parts: a divisor of the number of heads."""
+def sieve(view: TokenView, keep: int, parts: int, weight: float) -> Reduction:
+    """The choice of `methods.sieve`. parts: a divisor of the number of heads."""
     n, bias = view.n, _numbers(view.bias)
-    return _call("sieve", view.q, view.k, bias, view.scale, view.prefix, n, parts, weight, n - keep)
+    return _merging("sieve", view.q, view.k, bias, view.scale, view.prefix, n, parts, weight, n - keep)
 
 
-def anchor(view: TokenView, keep: int, anchors: int, alpha: float, scaled: bool) -> list[Tensor]:
-    """keep and scores as `methods.anchor` has them."""
-    return _call(
+def anchor(view: TokenView, keep: int, anchors: int, alpha: float, scaled: bool) -> tuple[Tensor, Tensor]:
+    """(1, keep) the choice of `methods.anchor`, and the scores (1, N)."""
+    chosen, scores = _call(
         "anchor", view.q, view.k, _numbers(view.bias), view.log_sum, view.tokens, view.scale, view.prefix, view.n,
         anchors, alpha, scaled, keep,
     )  # fmt: skip
+    return chosen, scores
 
 
 def cls_row(view: TokenView) -> Tensor:
@@ -117,9 +111,9 @@ def cls_row(view: TokenView) -> Tensor:
     return _call("cls_row", view.q, view.k, _numbers(view.bias), view.scale, view.prefix, n)[0]
 
 
-def noise(tokens: Tensor, position: Tensor, start: int, mix: int, groups: int) -> Tensor:
-    """(1, N) numbers in [0, 1) from the image's hash and each position (1, N): `core.score.image_noise`."""
-    return _call("noise", tokens, position, start, mix, groups)[0]
+def noise(view: TokenView, seed: int) -> Tensor:
+    """(1, N) the scores of `methods.random`."""
+    return _call("noise", view.tokens, view.origin, noise_start(seed), MIX, GROUPS)[0]
 
 
 def top(scores: Tensor, k: int) -> Tensor:
@@ -133,12 +127,19 @@ def log_sizes(size: Tensor, weight: float, prefix: int) -> Tensor:
 
 
 def shrink(
-    x: Tensor, keep: Tensor, drop: Tensor | None, into: Tensor | None, size: Tensor | None, prefix: int, made: int
+    reduction: Reduction, x: Tensor, prefix: int, made: int, size: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
-    """`Reduction.apply` where no token is made."""
-    gone, goal = (_NO_PLACES if index is None else index for index in (drop, into))
-    out, total = _call("shrink", x, keep, gone, goal, _numbers(size), prefix, made)
-    return out, None if size is None and into is None else total
+    """`reduction.apply` where that is only copies and means; else that itself."""
+    if type(reduction) is not Reduction or reduction.extra is not None:
+        return reduction.apply(x, prefix, made, size)
+    gone, goal = (_NO_PLACES if index is None else index for index in (reduction.drop, reduction.into))
+    out, total = _call("shrink", x, reduction.keep, gone, goal, _numbers(size), prefix, made)
+    return out, None if size is None and reduction.into is None else total
+
+
+def _merging(name: str, *args: Tensor | np.ndarray[Any, Any] | float) -> Reduction:
+    keep, drop, into, scores = _call(name, *args)
+    return Reduction(keep=keep, drop=drop, into=into, scores=scores)
 
 
 def _numbers(x: Tensor | None) -> Tensor | np.ndarray[Any, Any]:
