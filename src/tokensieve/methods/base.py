@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from tokensieve.core import merge, native
@@ -98,7 +99,8 @@ class Selector(Method):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
         """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
         scores = self.score(view, keep)
-        return native.top(scores, keep) if view.native else top(scores, keep), scores
+        plain = view.native and scores.dtype == torch.float32
+        return native.top(scores, keep) if plain else top(scores, keep), scores
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         index, scores = self.select(view, keep)

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 FORMAT = "tokensieve-record-1"
-_PACKAGES = ("torch", "numpy", "open_clip_torch", "timm", "transformers")
+_PACKAGES = ("torch", "numpy", "open_clip_torch", "timm", "transformers", "numba")
 
 
 @dataclass(frozen=True)

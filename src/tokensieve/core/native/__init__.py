@@ -133,8 +133,9 @@ def shrink(
     if type(reduction) is not Reduction or reduction.extra is not None:
         return reduction.apply(x, prefix, made, size)
     gone, goal = (_NO_PLACES if index is None else index for index in (reduction.drop, reduction.into))
-    out, total = _call("shrink", x, reduction.keep, gone, goal, _numbers(size), prefix, made)
-    return out, None if size is None and reduction.into is None else total
+    merges = reduction.into is not None
+    out, total = _call("shrink", x, reduction.keep, gone, goal, _numbers(size), merges, prefix, made)
+    return out, total if merges or size is not None else None
 
 
 def _merging(name: str, *args: Tensor | np.ndarray[Any, Any] | float) -> Reduction:

@@ -56,12 +56,12 @@ def _dots(one: Array, rows: Array, count: int, out: Array) -> None:
 def _exp(row: Array, bits: Array, powers: Array) -> None:
     """e to the numbers of a row, in place, eight at a time (the C library's takes one, and that is seen).
 
-    bits: int32, powers: the same memory as float32, as long as the row. Right to 2e-7 of the value, from -87 to 87.
+    bits: int32, powers: the same memory as float32, as long as the row. Right to 5e-7 of the value, from -87 to 87.
     """
     for j in range(row.shape[0]):
-        t = min(max(row[j] * np.float32(1.4426950408889634), np.float32(-126.0)), np.float32(126.0))
-        whole = np.floor(t + np.float32(0.5))
-        y = (t - whole) * np.float32(0.6931471805599453)  # within 0.35 of 0: eight terms are enough
+        row[j] = min(max(row[j], np.float32(-87.0)), np.float32(87.0))
+        whole = np.floor(row[j] * np.float32(1.4426950408889634) + np.float32(0.5))
+        y = row[j] - whole * np.float32(0.6931471805599453)  # within 0.35 of 0: eight terms are enough
         p = _ONE + y * np.float32(1 / 7)
         p = _ONE + y * np.float32(1 / 6) * p
         p = _ONE + y * np.float32(1 / 5) * p
@@ -186,10 +186,13 @@ def log_sizes(size: Array, weight: float, prefix: int) -> tuple[Array]:
 
 
 @compiled
-def shrink(x: Array, keep: Array, drop: Array, into: Array, size: Array, prefix: int, made: int) -> tuple[Array, Array]:
+def shrink(
+    x: Array, keep: Array, drop: Array, into: Array, size: Array, merges: bool, prefix: int, made: int
+) -> tuple[Array, Array]:
     """The rows of x (1, L, D) that stay, those that leave averaged into them by size; and the new sizes.
 
-    into: (1, R), or (1, 0) where they leave for good. size: (1, N + M), or (1, 0) for one each, and so they come back.
+    merges: whether those that leave are averaged, or gone for good; then into is (1, 0). size: (1, N + M), or (1, 0) for
+    one each. Sizes come back as (1, 0) as long as nothing was ever merged.
     """
     length, width, k = x.shape[1], x.shape[2], keep.shape[1]
     n = length - prefix - made
@@ -205,7 +208,7 @@ def shrink(x: Array, keep: Array, drop: Array, into: Array, size: Array, prefix:
         for c in range(width):
             out[0, prefix + k + i, c] = x[0, prefix + n + i, c]
     known = size.shape[1] > 0
-    if not known and not into.shape[1]:
+    if not known and not merges:
         return out, np.empty((1, 0), np.float32)
     total = np.ones((1, k + made), np.float32)
     if known:

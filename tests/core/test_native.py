@@ -1,0 +1,312 @@
+"""Single images in machine code: what the operations in torch say, for every kernel, and safe with any numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from method_views import draw_view
+from torch.utils.flop_counter import FlopCounterMode
+
+import tokensieve
+from tokensieve.core import native
+from tokensieve.core.reduction import Reduction
+from tokensieve.core.score import image_hash, unit_noise
+from tokensieve.core.select import top
+from tokensieve.methods.anchor import Anchor
+from tokensieve.methods.evit import EViT
+from tokensieve.methods.random import Random
+from tokensieve.methods.registry import make_method
+from tokensieve.methods.sieve import SieveMethod
+from tokensieve.methods.tome import ToMe
+from tokensieve.testing.models import tiny_model, tiny_models
+
+kernels = pytest.importorskip("tokensieve.core.native.kernels", exc_type=ImportError)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The kernels that were called."""
+    seen: list[str] = []
+    call = native._call
+    monkeypatch.setattr(native, "_call", lambda name, *args: seen.append(name) or call(name, *args))
+    return seen
+
+
+def both(method, keep, seed, **drawn):
+    """The choice in torch and in machine code, of the same view."""
+    found = []
+    for inside in (False, True):
+        view = draw_view(seed, batch=1, native=inside, **drawn)
+        found.append(method.reduce(view, keep))
+    return found
+
+
+def assert_same_choice(wanted, found, n):
+    assert torch.equal(wanted.keep, found.keep)
+    assert torch.equal(wanted.slots(n), found.slots(n))
+    assert found.keep.dtype == torch.int64
+    if wanted.drop is not None:
+        assert sorted(wanted.drop[0].tolist()) == sorted(found.drop[0].tolist())
+    torch.testing.assert_close(found.scores, wanted.scores, atol=2e-6, rtol=2e-5)
+
+
+METHODS = {
+    "tome": ToMe(),
+    "sieve": SieveMethod(),
+    "sieve, all heads together": SieveMethod(parts=1, weight=0.0),
+    "sieve, each head by itself": SieveMethod(parts=6, weight=1.0),
+    "sieve, parts that do not divide": SieveMethod(parts=4),
+    "anchor": Anchor(k=3),
+    "anchor, the literal formula": Anchor(k=1, alpha=0.9, normalize=None),
+    "anchor, folded": Anchor(k=3, fold=True),
+    "evit": EViT(),
+    "evit, dropped": EViT(fuse=False),
+    "random": Random(seed=3),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("n", [9, 40, 41])
+@pytest.mark.parametrize("prefix", [1, 4])
+@pytest.mark.parametrize("biased", [True, False])
+def test_every_choice_is_that_of_torch(name, n, prefix, biased, calls):
+    method = METHODS[name]
+    for keep in sorted({max(method.floor(n, prefix), 1), n // 2 + 1, n - 1}):
+        for seed in range(3):
+            wanted, found = both(method, keep, seed, n=n, heads=6, d=10, prefix=prefix, biased=biased)
+            assert calls  # it went this way
+            assert_same_choice(wanted, found, n)
+
+
+def test_tome_without_a_prefix_and_with_two_patches():
+    for n in (2, 3, 8):
+        wanted, found = both(ToMe(), n - 1, 5, n=n, heads=2, prefix=0)
+        assert_same_choice(wanted, found, n)
+
+
+def test_anchor_where_all_are_alike():
+    """Constant scores: 0.5 everywhere, as in torch, and not noise made large."""
+    views = [draw_view(0, batch=1, n=6, biased=False, native=inside) for inside in (False, True)]
+    for view in views:
+        view.tokens.copy_(view.tokens[:, :1].expand_as(view.tokens))
+    scores = [Anchor(k=2, alpha=0.0).select(view, 4)[1] for view in views]
+    torch.testing.assert_close(scores[1], scores[0])
+    assert scores[1].eq(0.5).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 12), prefix=st.integers(0, 3), made=st.integers(0, 2), sized=st.booleans(),
+    merges=st.booleans(), seed=st.integers(0, 999),
+)  # fmt: skip
+def test_shrink_is_apply(n, prefix, made, sized, merges, seed):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(1, prefix + n + made, 5, generator=draw)
+    k = int(torch.randint(1, n + 1, (), generator=draw))
+    order = torch.randperm(n, generator=draw)
+    keep, drop = order[:k].sort().values[None], order[k:][None]
+    into = torch.randint(0, k, (1, n - k), generator=draw) if merges else None
+    size = 1.0 + torch.randint(0, 5, (1, n + made), generator=draw) if sized else None
+    reduction = Reduction(keep=keep, drop=drop if merges else None, into=into)
+    out, sizes = reduction.apply(x, prefix, made, size)
+    found, found_sizes = native.shrink(reduction, x, prefix, made, size)
+    torch.testing.assert_close(found, out)
+    assert (sizes is None) == (found_sizes is None)
+    if sizes is not None:
+        assert torch.equal(found_sizes, sizes)
+
+
+def test_tokens_that_are_made_are_left_to_torch(calls):
+    reduction = Reduction(keep=torch.tensor([[0, 2]]), extra=torch.full((1, 1, 4), 0.25))
+    x = torch.randn(1, 5, 3)
+    out, _ = native.shrink(reduction, x, 1, 0, None)
+    assert torch.equal(out, reduction.apply(x, 1, 0, None)[0])
+    assert not calls
+
+
+def test_log_sizes_and_top_and_noise():
+    size = torch.tensor([[1.0, 2.0, 7.5]])
+    wanted = torch.cat([torch.zeros(1, 2), 0.85 * size.log()], dim=1)
+    torch.testing.assert_close(native.log_sizes(size, 0.85, 2), wanted)
+    scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
+    for k in (1, 7, 50):
+        assert torch.equal(native.top(scores, k), top(scores, k))
+    assert native.top(torch.zeros(1, 5), 3).tolist() == [[0, 1, 2]]  # equals: the first
+    for width, seed in ((4, 0), (7, 3), (100, 12345)):
+        view = draw_view(seed, batch=1, n=30, heads=1, d=width, origin=torch.arange(5, 35)[None])
+        assert torch.equal(native.noise(view, seed), unit_noise(image_hash(view.tokens), view.origin, seed))
+
+
+def test_exp_is_right_to_single_precision():
+    x = np.linspace(-87, 87, 100_001, dtype=np.float32)
+    row, bits = x.copy(), np.empty(x.shape, np.int32)
+    kernels._exp(row, bits, bits.view(np.float32))
+    wanted = np.exp(x.astype(np.float64))
+    assert np.abs(row / wanted - 1).max() < 5e-7
+    far = np.array([-1000.0, 0.0], np.float32)
+    kernels._exp(far, bits[:2], bits[:2].view(np.float32))
+    assert far[0] < 1e-37
+    assert far[1] == 1.0
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 0.0])
+def test_whatever_the_numbers_indices_are_indices(name, bad):
+    """No read outside of an array, and an exact budget, when a model's numbers have gone."""
+    view = draw_view(1, batch=1, n=20, heads=6, native=True)
+    for x in (view.tokens, view.q, view.k):
+        x[:, :, 3:] = bad
+    view.bias[:, 5:] = bad
+    method = METHODS[name]
+    keep = max(12, method.floor(20, 1))
+    found = method.reduce(view, keep)
+    assert found.keep.shape == (1, keep)
+    assert len(set(found.keep[0].tolist()) & set(range(20))) == keep
+    if found.into is not None:
+        assert found.into.min() >= 0
+        assert found.into.max() < keep
+    out, _ = native.shrink(found, view.tokens, 1, 0, view.size)
+    assert out.shape[1] == 1 + keep + (0 if found.extra is None else 1)
+
+
+def test_queries_and_keys_as_projections_leave_them():
+    """In rows of all heads, as most towers have them, not by head."""
+    view = draw_view(2, batch=1, n=30, heads=6, d=8, native=True)
+    wanted = SieveMethod().reduce(view, 20)
+    view._q, view._k = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (view.q, view.k))
+    assert not view.k.is_contiguous()
+    view._seen.clear()
+    assert_same_choice(wanted, SieveMethod().reduce(view, 20), 30)
+
+
+# -- in a model ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", tiny_models())
+@pytest.mark.parametrize("name", ["tome", "sieve", "anchor", "evit", "random", "grid", "divprune"])
+def test_models_give_the_same_feature(family, name, calls, monkeypatch):
+    tiny = tiny_model(family)
+    options = {"k": 3} if name == "anchor" else {"fuse": False} if (family, name) == ("timm_eva", "evit") else {}
+    try:
+        handle = tokensieve.attach(tiny.model, name, keep=0.5, **options)
+    except tokensieve.errors.TokensieveError as error:
+        pytest.skip(str(error))
+    x = tiny.images(1)
+    with handle, torch.no_grad():
+        found, kept, sizes = tiny.feature(tiny.model, x), handle.kept, handle.sizes
+        restored = handle.restore(
+            torch.randn(1, handle.tokens_per_layer[-1], 4, generator=torch.Generator().manual_seed(0))
+        )
+        assert "shrink" in calls or name == "evit"
+        calls.clear()
+        monkeypatch.setattr(native, "_kernels", lambda: None)
+        wanted = tiny.feature(tiny.model, x)
+        assert not calls
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        assert kept.keys() == handle.kept.keys()
+        assert all(torch.equal(kept[block], handle.kept[block]) for block in kept)
+        if sizes is not None:
+            torch.testing.assert_close(sizes, handle.sizes)
+        again = handle.restore(
+            torch.randn(1, handle.tokens_per_layer[-1], 4, generator=torch.Generator().manual_seed(0))
+        )
+        assert torch.equal(restored, again)
+
+
+def test_everything_else_goes_by_torch(calls):
+    tiny = tiny_model("openclip")
+    model, one = tiny.model, tiny.images(1)
+    with tokensieve.attach(model, "sieve", keep=0.5):
+        model(one)  # gradients are on
+        with torch.no_grad():
+            model(tiny.images(2))
+            with FlopCounterMode(display=False) as counter:
+                model(one)
+            torch.vmap(model)(one.unsqueeze(1))
+            torch.compile(model, backend="eager")(one)
+            model.double()(one.double())
+        assert not calls
+        assert counter.get_total_flops() > 0
+        with torch.inference_mode():
+            model.float()(one)
+        assert calls.count("sieve") == 2  # blocks 0 and 2 of four
+
+
+def test_it_is_not_ready_while_something_is_traced():
+    seen = []
+    with torch.no_grad():
+        assert native.ready()
+        torch.jit.trace(lambda x: seen.append(native.ready()) or x, torch.ones(1), check_trace=False)
+    assert seen == [False]
+
+
+def test_many_tokens_go_by_torch(calls, monkeypatch):
+    tiny = tiny_model("openclip")
+    with tokensieve.attach(tiny.model, "tome", keep=0.5), torch.no_grad():
+        monkeypatch.setattr(native, "_MOST", 16)
+        tiny.model(tiny.images(1))
+        assert not calls
+
+
+def test_methods_that_change_prices_decide_for_themselves(calls):
+    class Dear(SieveMethod):
+        def price(self, view, order, distance, importance):
+            return -super().price(view, order, distance, importance)
+
+    view = draw_view(3, batch=1, n=12, native=True)
+    wanted = Dear().reduce(draw_view(3, batch=1, n=12), 8)
+    assert torch.equal(Dear().reduce(view, 8).keep, wanted.keep)
+    assert "sieve" not in calls
+
+
+# -- there or not -------------------------------------------------------------------------------------------------
+
+
+def test_the_switch_and_the_version(monkeypatch):
+    assert native.version() == kernels.numba.__version__
+    code = "from tokensieve.core import native; import torch; print(native.version(), native.ready())"
+    for value, wanted in (("0", "None False"), ("1", f"{kernels.numba.__version__} False")):
+        monkeypatch.setenv(native.SWITCH, value)
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert found.stdout.strip() == wanted
+
+
+def test_without_numba_and_with_a_broken_one(monkeypatch):
+    find = importlib.util.find_spec
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "numba" else find(name, *rest))
+        native._kernels.cache_clear()
+        assert native.version() is None
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "tokensieve.core.native.kernels")
+        patch.delattr(native, "kernels")
+        patch.setitem(sys.modules, "numba", None)  # importing it fails
+        patch.setattr(importlib.util, "find_spec", lambda name, *rest: True)
+        native._kernels.cache_clear()
+        with pytest.warns(UserWarning, match="single images are cut without it.*numba"):
+            assert native.version() is None
+    native._kernels.cache_clear()
+    assert native.version() == kernels.numba.__version__
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_obstacle(monkeypatch):
+    def njit(**options):
+        if options.pop("cache", False):
+            raise RuntimeError("cannot cache function: no locator available")
+        return lambda function: function
+
+    monkeypatch.setattr(kernels.numba, "njit", njit)
+    assert kernels.compiled(len) is len
+
+
+@pytest.mark.parametrize("name", ["tome", "sieve", "anchor"])
+def test_registered_names_reach_the_kernels(name, calls):
+    make_method(name).reduce(draw_view(0, batch=1, n=30, native=True), 20)
+    assert calls == [name]
