@@ -119,7 +119,7 @@ def test_a_hook_on_all_modules_is_called(runs):
 
 @pytest.mark.parametrize("change", ["in place", "new parameter", "other memory"])
 def test_weights_are_those_of_the_moment(change):
-    """Nothing is remembered from one forward to the next."""
+    """What was gathered by a forward before is used for the same weights only."""
     tiny = tiny_model("openclip")
     x = tiny.images(1)
     with tokensieve.attach(tiny.model, "evit", keep=0.5):
@@ -136,6 +136,88 @@ def test_weights_are_those_of_the_moment(change):
             torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
         assert not torch.allclose(before, after, atol=1e-3)
         assert tiny.model.transformer.resblocks.last.lean is None  # a run that is kept holds no weights
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """The blocks that were gathered."""
+    seen: list[lean.Parts] = []
+    build = LeanBlock.__init__
+    monkeypatch.setattr(LeanBlock, "__init__", lambda block, parts: seen.append(parts) or build(block, parts))
+    return seen
+
+
+def test_blocks_are_gathered_once(gathered):
+    tiny = tiny_model("openclip")
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        for _ in range(3):
+            tiny.feature(tiny.model, tiny.images(1))
+        assert len(gathered) == handle.depth
+
+
+@pytest.mark.parametrize("name", sorted(set(tiny_models()) - OWN_WAY))
+@pytest.mark.parametrize("what", ["parameter", "data", "module", "eps", "class", "hook"])
+def test_what_changed_is_gathered_anew_and_nothing_else(name, what, gathered):
+    tiny = tiny_model(name)
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        before = tiny.feature(tiny.model, x)
+        parts = parts_of(tiny.model)[1]
+        norm = parts.norm2
+        gathered.clear()
+        if what == "parameter":
+            norm.weight = nn.Parameter(norm.weight * 3)
+        elif what == "data":
+            norm.weight.data = norm.weight.data * 3
+        elif what == "module":
+            other = copy.deepcopy(norm)
+            other.weight.data.mul_(3)
+            block = next(m for m in tiny.model.modules() if norm in m._modules.values())
+            block._modules[next(key for key, value in block._modules.items() if value is norm)] = other
+        elif what == "eps":
+            norm.eps = 1.0
+        elif what == "class":
+
+            class Twice(nn.LayerNorm):
+                def forward(self, x):
+                    return 3 * super().forward(x)
+
+            norm.__class__ = Twice
+        else:
+            norm.register_forward_hook(lambda module, given, out: 3 * out)
+        after = tiny.feature(tiny.model, x)
+        assert not torch.allclose(before, after, atol=1e-4)
+        assert len(gathered) == 1  # the block that it happened to
+        with plain_linear():
+            torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+        assert handle.depth > 1
+
+
+def test_weights_that_were_left_are_not_held():
+    """`.to()`, removal and copies let go of the views; copies have weights of their own."""
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    handle = tokensieve.attach(tiny.model, "evit", keep=0.5)
+    tiny.feature(tiny.model, x)
+    blocks = tiny.model.transformer.resblocks
+    assert len(blocks.lean._known) == handle.depth
+    twin = copy.deepcopy(tiny.model)
+    assert not twin.transformer.resblocks.lean._known
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(0.5)
+    wanted = tiny.feature(tiny.model, x)
+    assert not torch.allclose(tiny.feature(twin, x), wanted, atol=1e-3)
+    assert torch.equal(tiny.feature(tiny.model, x), wanted)
+    known = blocks.lean
+    tiny.model.double()
+    assert not known._known
+    tiny.model.float()
+    tiny.feature(tiny.model, x)
+    assert known._known
+    assert blocks.last.known is None
+    handle.remove()
+    assert "lean" not in blocks.__dict__
 
 
 def test_dropout_in_force_goes_its_own_way(runs):

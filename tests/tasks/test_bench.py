@@ -17,6 +17,7 @@ from torch import nn
 from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.adapters.attach import attach
 from tokensieve.adapters.baseline import attach_fused
+from tokensieve.core import native
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError
 from tokensieve.results.bench_tables import bench_tables
 from tokensieve.results.record import read_record, write_record
@@ -219,6 +220,7 @@ def test_a_whole_run_goes_into_one_record_and_its_tables(tmp_path: Path) -> None
     assert again.kind == "bench"
     assert again.config["keep"] == [0.5, 0.25]
     assert again.hardware["threads"] == 1
+    assert again.config["native"] == native.version()
     assert again.rows == json.loads(json.dumps(record.rows))
     assert [row["part"] for row in again.rows] == ["speed"] * 16 + ["share"] * 2
     assert all(len(row["ms_rounds"]) == 3 for row in again.rows[:16])

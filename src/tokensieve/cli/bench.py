@@ -105,4 +105,6 @@ def _show(record: Record) -> None:
     hint = f" ({unsure} unsure: another run may say otherwise; more --rounds tell)" if unsure else ""
     where = "{cpu}, {cores} cores, {threads} threads, {device}".format(**record.hardware)
     torch = record.versions.get("torch", "?")
-    console.print(f"{met} of {len(judged)} targets met{hint}; {where}, torch {torch}", highlight=False)
+    numba = record.config.get("native")
+    by = f"torch {torch}" + (f", numba {numba}" if numba else "")
+    console.print(f"{met} of {len(judged)} targets met{hint}; {where}, {by}", highlight=False)

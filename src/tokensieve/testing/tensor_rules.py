@@ -216,9 +216,10 @@ def _machine_code(make: Make) -> str | None:
                     f"{case}: patches of image {i} end in {found.slots(view.n)[0].tolist()} by machine code, "
                     f"{wanted.slots(view.n)[0].tolist()} by torch"
                 )
-            if (found.scores is None) != (wanted.scores is None):
-                return f"{case}: scores by machine code {found.scores}, by torch {wanted.scores}"
-            if wanted.scores is not None and not torch.allclose(found.scores, wanted.scores, atol=1e-5, rtol=1e-4):
+            if found.scores is None or wanted.scores is None:
+                if found.scores is not wanted.scores:
+                    return f"{case}: scores by machine code {found.scores}, by torch {wanted.scores}"
+            elif not torch.allclose(found.scores, wanted.scores, atol=1e-5, rtol=1e-4):
                 return f"{case}: scores of image {i} by machine code differ from those by torch"
     return None
 

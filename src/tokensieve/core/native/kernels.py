@@ -191,8 +191,8 @@ def shrink(
 ) -> tuple[Array, Array]:
     """The rows of x (1, L, D) that stay, those that leave averaged into them by size; and the new sizes.
 
-    merges: whether those that leave are averaged, or gone for good; then into is (1, 0). size: (1, N + M), or (1, 0) for
-    one each. Sizes come back as (1, 0) as long as nothing was ever merged.
+    merges: whether those that leave are averaged, or gone for good; then drop and into are not looked at. size:
+    (1, N + M), or (1, 0) for one each. Sizes come back as (1, 0) as long as nothing was ever merged.
     """
     length, width, k = x.shape[1], x.shape[2], keep.shape[1]
     n = length - prefix - made

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tokensieve.core import native
 from tokensieve.results.record import Record, new_record
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.memory import measure_memory
@@ -40,4 +41,6 @@ def run_bench(config: BenchConfig, tick: Callable[[str], None] = lambda _: None)
     finally:
         torch.set_num_threads(before)
     device = torch.cuda.get_device_name(config.device) if config.device.startswith("cuda") else config.device
-    return new_record("bench", asdict(config), rows, seed=config.seed, threads=threads, device=device)
+    # numba's version where it cuts single images: without it they are slower
+    settings = asdict(config) | {"native": native.version()}
+    return new_record("bench", settings, rows, seed=config.seed, threads=threads, device=device)
