@@ -193,6 +193,90 @@ def test_what_changed_is_gathered_anew_and_nothing_else(name, what, gathered):
         assert handle.depth > 1
 
 
+@pytest.mark.parametrize("where", ["mlp", "in_proj"])
+def test_weights_that_are_computed_go_their_own_way(where, runs):
+    """They may be others at the next forward, and nothing says so."""
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    block = tiny.model.transformer.resblocks[1]
+    module, name = (block.mlp[0], "weight") if where == "mlp" else (block.attn, "in_proj_weight")
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        tiny.feature(tiny.model, x)
+        nn.utils.parametrizations.weight_norm(module, name)
+        runs.clear()
+        before = tiny.feature(tiny.model, x)
+        assert len(runs) == handle.depth - 1
+        with torch.no_grad():
+            getattr(module.parametrizations, name).original0.mul_(0.5)
+        after = tiny.feature(tiny.model, x)
+        assert not torch.allclose(before, after, atol=1e-3)
+        with plain_linear():
+            torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+def test_the_same_memory_seen_otherwise():
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        before = tiny.feature(tiny.model, x)
+        out = parts_of(tiny.model)[1].out
+        out.weight.data = out.weight.data.T
+        after = tiny.feature(tiny.model, x)
+        assert not torch.allclose(before, after, atol=1e-3)
+        with plain_linear():
+            torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_hook_that_has_gone_is_forgotten(runs):
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        for module in parts_of(tiny.model)[1].mlp:
+            hook = module.register_forward_hook(lambda *_: None)
+            runs.clear()
+            tiny.feature(tiny.model, x)
+            assert len(runs) == handle.depth - 1
+            hook.remove()
+            runs.clear()
+            tiny.feature(tiny.model, x)
+            assert len(runs) == handle.depth
+
+
+def test_weights_can_be_loaded_in_any_way():
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        tiny.feature(tiny.model, x)
+        known = tiny.model.transformer.resblocks.lean
+        other = {name: value * 0.5 for name, value in tiny.model.state_dict().items()}
+        torch.__future__.set_swap_module_params_on_conversion(True)  # fails where somebody else holds the weights
+        try:
+            tiny.model.load_state_dict(other)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(False)
+        assert not known._known
+        with plain_linear():
+            wanted = tiny.feature(tiny.model, x)
+        torch.testing.assert_close(tiny.feature(tiny.model, x), wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_gathered_in_inference_mode_and_used_after_a_step_of_training():
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        with torch.inference_mode():
+            before = tiny.model(x).clone()
+        optimizer = torch.optim.SGD(tiny.model.parameters(), lr=1.0)
+        with torch.enable_grad():
+            tiny.model(x).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            after = tiny.model(x)
+            with plain_linear():
+                torch.testing.assert_close(after, tiny.model(x), atol=1e-5, rtol=1e-4)
+        assert not torch.allclose(before, after, atol=1e-3)
+
+
 def test_weights_that_were_left_are_not_held():
     """`.to()`, removal and copies let go of the views; copies have weights of their own."""
     tiny = tiny_model("openclip")

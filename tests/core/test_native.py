@@ -20,6 +20,7 @@ from tokensieve.core.reduction import Reduction
 from tokensieve.core.score import image_hash, unit_noise
 from tokensieve.core.select import top
 from tokensieve.methods.anchor import Anchor
+from tokensieve.methods.base import Selector
 from tokensieve.methods.evit import EViT
 from tokensieve.methods.random import Random
 from tokensieve.methods.registry import make_method
@@ -75,12 +76,13 @@ METHODS = {
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("n", [9, 40, 41])
 @pytest.mark.parametrize("prefix", [1, 4])
-@pytest.mark.parametrize("biased", [True, False])
-def test_every_choice_is_that_of_torch(name, n, prefix, biased, calls):
+@pytest.mark.parametrize(("biased", "made"), [(True, 0), (False, 0), (True, 2)])
+def test_every_choice_is_that_of_torch(name, n, prefix, biased, made, calls):
     method = METHODS[name]
     for keep in sorted({max(method.floor(n, prefix), 1), n // 2 + 1, n - 1}):
         for seed in range(3):
-            wanted, found = both(method, keep, seed, n=n, heads=6, d=10, prefix=prefix, biased=biased)
+            calls.clear()
+            wanted, found = both(method, keep, seed, n=n, heads=6, d=10, prefix=prefix, biased=biased, made=made)
             assert calls  # it went this way
             assert_same_choice(wanted, found, n)
 
@@ -231,6 +233,8 @@ def test_everything_else_goes_by_torch(calls):
                 model(one)
             torch.vmap(model)(one.unsqueeze(1))
             torch.compile(model, backend="eager")(one)
+            with torch.autocast("cpu", torch.bfloat16):
+                model(one)
             model.double()(one.double())
         assert not calls
         assert counter.get_total_flops() > 0
@@ -244,7 +248,54 @@ def test_it_is_not_ready_while_something_is_traced():
     with torch.no_grad():
         assert native.ready()
         torch.jit.trace(lambda x: seen.append(native.ready()) or x, torch.ones(1), check_trace=False)
-    assert seen == [False]
+        with torch.autograd.forward_ad.dual_level():
+            seen.append(native.ready())
+        with torch.device("cpu"):  # a mode that sees every function
+            seen.append(native.ready())
+        with torch.autocast("cpu", torch.bfloat16):
+            seen.append(native.ready())
+        assert native.ready()
+    assert seen == [False] * 4
+
+
+def test_gradients_that_are_switched_on_on_the_way(calls):
+    """The last blocks are trained on features of the first, inside a no_grad."""
+    tiny = tiny_model("openclip")
+    blocks = tiny.model.transformer.resblocks
+    with tokensieve.attach(tiny.model, "tome", keep=0.5):
+        hook = blocks[2].register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
+        with torch.no_grad():
+            out = tiny.model(tiny.images(1))
+        hook.remove()
+        assert calls.count("tome") == 2
+        out.sum().backward()
+    weight = blocks[2].mlp[0].weight
+    assert weight.grad.abs().sum() > 0
+    assert blocks[1].mlp[0].weight.grad is None
+
+
+def test_keys_of_another_precision_go_by_torch(calls, monkeypatch):
+    """A tower that keeps its residual stream in float32 and attends in half precision."""
+    tiny = tiny_model("openclip")
+    block = tiny.model.transformer.resblocks[0]
+    mixin = tokensieve.adapters.openclip.OpenClipBlock
+    project = mixin.sieve_qkv
+
+    def halved(self, x, state, *args, **kwargs):
+        q, k, v, scale = project(self, x, state, *args, **kwargs)
+        return q.bfloat16(), k.bfloat16(), v.bfloat16(), scale
+
+    def attended(self, x, out):
+        return x + self.ls_1(self.attn.out_proj(out.float()))
+
+    monkeypatch.setattr(mixin, "sieve_qkv", halved)
+    monkeypatch.setattr(mixin, "sieve_attended", attended)
+    monkeypatch.setattr(mixin, "sieve_parts", lambda self: None)
+    with tokensieve.attach(tiny.model, "sieve", keep=0.5) as handle, torch.no_grad():
+        assert tiny.model(tiny.images(1)).isfinite().all()
+        assert "sieve" not in calls
+        assert handle.tokens_per_layer[-1] < handle.tokens_per_layer[0]
+    assert block is tiny.model.transformer.resblocks[0]
 
 
 def test_many_tokens_go_by_torch(calls, monkeypatch):
@@ -255,15 +306,63 @@ def test_many_tokens_go_by_torch(calls, monkeypatch):
         assert not calls
 
 
-def test_methods_that_change_prices_decide_for_themselves(calls):
-    class Dear(SieveMethod):
-        def price(self, view, order, distance, importance):
-            return -super().price(view, order, distance, importance)
+class Dear(SieveMethod):
+    def price(self, view, order, distance, importance):
+        return -super().price(view, order, distance, importance)
 
-    view = draw_view(3, batch=1, n=12, native=True)
-    wanted = Dear().reduce(draw_view(3, batch=1, n=12), 8)
-    assert torch.equal(Dear().reduce(view, 8).keep, wanted.keep)
-    assert "sieve" not in calls
+
+class OtherKeys(SieveMethod):
+    def _compared(self, view):
+        return super()._compared(view).flip(-1) * torch.arange(8.0)
+
+
+class OtherAnchors(Anchor):
+    def anchors(self, view, keep):
+        return torch.arange(self.k).expand(view.batch, -1)
+
+
+@pytest.mark.parametrize("method", [Dear(), OtherKeys(), OtherAnchors(k=3)], ids=lambda method: type(method).__name__)
+def test_methods_derived_from_ours_decide_for_themselves(method, calls):
+    wanted, found = both(method, 8, 3, n=12)
+    assert torch.equal(found.keep, wanted.keep)
+    assert not {"sieve", "anchor"} & set(calls)
+    plain = Anchor(k=3) if isinstance(method, Anchor) else SieveMethod()
+    assert not torch.equal(both(plain, 8, 3, n=12)[1].keep, found.keep)  # it is another choice
+    assert {"sieve", "anchor"} & set(calls)
+
+
+def test_equals_are_left_to_torch(calls):
+    """Which of equals stays is to be the same for an image alone and in a batch."""
+
+    class Two(Selector):
+        def score(self, view, keep):
+            return (torch.arange(view.n) % 2).float().expand(view.batch, -1)
+
+    wanted, found = both(Two(), 9, 0, n=12)
+    assert torch.equal(wanted.keep, found.keep)
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("keep", "drop", "into"),
+    [
+        ([0, 4], None, None),
+        ([-1, 2], None, None),
+        ([0, 1], [2, 3], [0, 2]),
+        ([0, 1], [2, 4], [0, 1]),
+        ([0, 1], [2], [0, 1]),
+    ],
+)
+def test_a_reduction_that_points_outside_is_refused(keep, drop, into):
+    """As in torch; nothing is written where it does not belong."""
+    drop, into = (None if x is None else torch.tensor([x]) for x in (drop, into))
+    reduction = Reduction(keep=torch.tensor([keep]), drop=drop, into=into)
+    with pytest.raises(IndexError, match="a reduction's"):
+        native.shrink(reduction, torch.randn(1, 5, 3), 1, 0, None)
+    with pytest.raises(IndexError, match="sizes of another number"):
+        native.shrink(Reduction(keep=torch.tensor([[0]])), torch.randn(1, 5, 3), 1, 0, torch.ones(1, 3))
+    with pytest.raises(AssertionError):
+        native.shrink(Reduction(keep=torch.tensor([[0]]), into=torch.tensor([[0]])), torch.randn(1, 3, 3), 1, 0, None)
 
 
 # -- there or not -------------------------------------------------------------------------------------------------
@@ -271,9 +370,15 @@ def test_methods_that_change_prices_decide_for_themselves(calls):
 
 def test_the_switch_and_the_version(monkeypatch):
     assert native.version() == kernels.numba.__version__
-    code = "from tokensieve.core import native; import torch; print(native.version(), native.ready())"
-    for value, wanted in (("0", "None False"), ("1", f"{kernels.numba.__version__} False")):
-        monkeypatch.setenv(native.SWITCH, value)
+    code = "import torch; from tokensieve.core import native; torch.set_grad_enabled(False)"
+    code += "; print(native.version(), native.ready())"
+    there = f"{kernels.numba.__version__} True"
+    for name, value, wanted in (
+        (native.SWITCH, "0", "None False"),
+        (native.SWITCH, "1", there),
+        ("NUMBA_DISABLE_JIT", "1", "None False"),  # it would be Python's own loops
+    ):
+        monkeypatch.setenv(name, value)
         found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert found.stdout.strip() == wanted
 

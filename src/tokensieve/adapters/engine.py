@@ -86,7 +86,7 @@ class Run:
 
     def lean_block(self, block: int, x: Tensor) -> LeanBlock | None:
         """The lean form of a block for its input x (B, L, D), if few tokens pass and it has one."""
-        if not self.blocks or not is_few(x):
+        if not self.blocks or not is_few(x) or torch.is_grad_enabled():  # switched on on the way
             return None
         if self.lean is None:
             known = cast(LeanBlocks, self.known)
@@ -100,7 +100,8 @@ class Run:
         state = self.states[block]
         reduction, origin = self.decide(block, seen)
         given = seen.tokens, self.attachment.prefix, state.made, state.size
-        out, size = native.shrink(reduction, *given) if self.native else reduction.apply(*given)
+        compiled = self.native and native.plain(seen.tokens)
+        out, size = native.shrink(reduction, *given) if compiled else reduction.apply(*given)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
         self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
         return out
@@ -120,10 +121,11 @@ class Run:
     def view(self, block: int, state: State, seen: Attended) -> TokenView:
         """What the method may look at."""
         at = self.attachment
+        compiled = self.native and all(map(native.plain, seen[:3]))
         return TokenView(
             seen.tokens, seen.q, seen.k, scale=seen.scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made,
             size=state.size, bias=seen.bias, log_sum=seen.log_sum, origin=state.origin, depth=block / at.depth,
-            text=at.text, project=at.project, native=self.native,
+            text=at.text, project=at.project, native=compiled,
         )  # fmt: skip
 
     def log_sizes(self, size: Tensor | None) -> Tensor | None:
@@ -131,7 +133,7 @@ class Run:
         weight, prefix = float(self.attachment.method.proportional), self.attachment.prefix
         if size is None or not weight:
             return None
-        if self.native:
+        if self.native and native.plain(size):
             return native.log_sizes(size, weight, prefix)
         return F.pad(size.log() * weight, (prefix, 0))
 
@@ -319,6 +321,10 @@ class SievedBlocks(nn.ModuleList):
         """Called by `.to()` and its like: the old weights are not to be held."""
         self.lean.clear()
         return super()._apply(fn, recurse)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self.lean.clear()
+        super()._load_from_state_dict(*args)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.bound())

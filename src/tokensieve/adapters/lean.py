@@ -12,8 +12,8 @@ Figures: benchmarks/speed.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -67,6 +67,7 @@ class LeanBlock:
         self.projections = [_layer(source, pieces) for source in parts.qkv]
         self.out, self.first, self.second = (_layer(source, PARTS) for source in (parts.out, first, second))
         self.scale1, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
+        self.tensors = _tensors(parts)  # all that it has views of
 
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
         """Block input (B, L, D) -> queries, keys and values, each (B, H, L, d)."""
@@ -112,7 +113,10 @@ class LeanBlocks:
         """The lean form of a block, or None where it has to go its own way."""
         known = self._known.get(index)
         if known is None or not known[0].holds(block):
-            known = _Snapshot(block), _lean_block(block.sieve_parts())
+            now = _Snapshot(block)
+            lean = _lean_block(block.sieve_parts())
+            # a weight that is computed, or no parameter, may be another tomorrow without a sign
+            known = now, lean if lean is not None and now.has(lean.tensors) else None
             self._known[index] = known
         return None if _has_any_global_hook() else known[1]
 
@@ -133,35 +137,44 @@ class _Snapshot:
             (
                 module,
                 type(module),
+                _watched(module.__dict__),
                 {key: value for key, value in module.__dict__.items() if isinstance(value, _SETTINGS)},
                 dict(module._modules),
-                _addresses(module._parameters),
+                _places(module._parameters),
             )
             for module in block.modules()
         ]
+
+    def has(self, tensors: Iterable[Tensor]) -> bool:
+        """Whether these are parameters of its modules."""
+        mine = {id(p) for module, *_ in self._modules for p in module._parameters.values()}
+        return all(id(tensor) in mine for tensor in tensors)
 
     def holds(self, block: HasParts) -> bool:
         """Whether nothing has changed."""
         if self._modules[0][0] is not block:
             return False
-        for module, cls, settings, children, addresses in self._modules:
+        for module, cls, watched, settings, children, places in self._modules:
             inside = module.__dict__
             if (
                 type(module) is not cls
+                or _watched(inside) != watched
                 or inside["_modules"] != children
-                or inside["_forward_hooks"]
-                or inside["_forward_pre_hooks"]
-                or "forward" in inside
                 or not settings.items() <= inside.items()
-                or _addresses(inside["_parameters"]) != addresses
+                or _places(inside["_parameters"]) != places
             ):
                 return False
         return True
 
 
-def _addresses(parameters: dict[str, nn.Parameter | None]) -> list[int]:
+def _watched(inside: dict[str, Any]) -> bool:
+    """Whether somebody waits for a call of the module with these attributes, or has put a forward in its place."""
+    return bool(inside["_forward_hooks"] or inside["_forward_pre_hooks"] or "forward" in inside)
+
+
+def _places(parameters: dict[str, nn.Parameter | None]) -> list[object]:
     """Which tensors these are, and where they lie: `.data` may have been given another one, or moved."""
-    return [number for p in parameters.values() if p is not None for number in (id(p), p.data_ptr())]
+    return [fact for p in parameters.values() if p is not None for fact in (id(p), p.data_ptr(), p.shape, p.stride())]
 
 
 def _lean_block(parts: Parts | None) -> LeanBlock | None:
@@ -169,6 +182,15 @@ def _lean_block(parts: Parts | None) -> LeanBlock | None:
         return None if parts is None else LeanBlock(parts)
     except _SurpriseError:
         return None
+
+
+def _tensors(parts: Parts) -> list[Tensor]:
+    found: list[Tensor | None] = []
+    for given in (parts.norm1, *parts.qkv, parts.out, parts.norm2, *parts.mlp):
+        found += given if isinstance(given, tuple) else (getattr(given, "weight", None), getattr(given, "bias", None))
+    for step in (*parts.after_out, *parts.after_mlp):
+        found += step._parameters.values() if isinstance(step, nn.Module) else (step,)
+    return [tensor for tensor in found if tensor is not None]
 
 
 def _layer(source: Source, parts: int) -> ByParts:
@@ -243,7 +265,5 @@ def _check_unwatched(parts: Parts) -> None:
     """A hook waits for a call, and a forward of one instance's own would be passed by: here nothing is called."""
     given = (parts.norm1, *parts.qkv, parts.out, *parts.after_out, parts.norm2, *parts.mlp, *parts.after_mlp)
     for module in (*given, *parts.around):
-        if isinstance(module, nn.Module) and (
-            module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__
-        ):
+        if isinstance(module, nn.Module) and _watched(module.__dict__):
             raise _SurpriseError

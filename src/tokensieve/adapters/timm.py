@@ -89,11 +89,13 @@ class TimmBlock(SievedBlock):
         # by class: those with gates and rotations have parts of the same names
         if not is_from(attn, "Attention") or not is_from(mlp, "Mlp") or getattr(attn, "gate", None) is not None:
             return None
+        if not isinstance(attn.scale, float):  # a tensor may be written to
+            return None
         idle = (attn.q_norm, attn.k_norm, attn.norm)
         if not all(type(norm) is nn.Identity for norm in idle):
             return None
         return Parts(
-            self.norm1, (attn.qkv,), attn.num_heads, float(attn.scale), attn.proj,
+            self.norm1, (attn.qkv,), attn.num_heads, attn.scale, attn.proj,
             (attn.proj_drop, self._scale("ls1", "gamma_1"), self.drop_path1), self.norm2,
             (mlp.fc1, mlp.act, mlp.drop1, mlp.norm, mlp.fc2, mlp.drop2),
             (self._scale("ls2", "gamma_2"), self.drop_path2), (attn, *idle, mlp),

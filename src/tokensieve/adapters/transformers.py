@@ -56,10 +56,10 @@ class ClipBlock(SievedBlock):
 
     def sieve_parts(self) -> Parts | None:
         attn, mlp = self.self_attn, self.mlp
-        if not is_from(mlp, "CLIPMLP", "SiglipMLP"):
+        if not is_from(mlp, "CLIPMLP", "SiglipMLP") or not isinstance(attn.scale, float):  # a tensor may be written to
             return None
         return Parts(
-            self.layer_norm1, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, float(attn.scale), attn.out_proj,
+            self.layer_norm1, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.scale, attn.out_proj,
             (), self.layer_norm2, (mlp.fc1, mlp.activation_fn, mlp.fc2), (), (attn, mlp),
         )  # fmt: skip
 

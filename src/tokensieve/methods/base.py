@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from tokensieve.core import merge, native
@@ -91,6 +90,7 @@ class Selector(Method):
     """
 
     fold: bool = False
+    distinct: ClassVar[bool] = False  # scores as good as never tie: nobody sees which of two equals stays
 
     @abstractmethod
     def score(self, view: TokenView, keep: int) -> Tensor:
@@ -99,8 +99,8 @@ class Selector(Method):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
         """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
         scores = self.score(view, keep)
-        plain = view.native and scores.dtype == torch.float32
-        return native.top(scores, keep) if plain else top(scores, keep), scores
+        compiled = self.distinct and view.native and native.plain(scores)
+        return native.top(scores, keep) if compiled else top(scores, keep), scores
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         index, scores = self.select(view, keep)

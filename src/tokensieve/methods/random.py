@@ -26,6 +26,7 @@ class Random(Selector):
 
     seed: int = 0
     uses_positions: ClassVar[bool] = True
+    distinct: ClassVar[bool] = True
 
     def spacing(self) -> int:
         return 3  # measured: as good as every block

@@ -64,7 +64,7 @@ class SieveMethod(Method):
         n, r = view.n, view.n - keep
         if r == 0:
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
-        if view.native and view.has_cls and type(self).price is SieveMethod.price:
+        if view.native and view.has_cls and type(self) is SieveMethod:  # others may weigh in another way
             return native.sieve(view, keep, groups(view.k.shape[1], self.parts), self.weight)
         order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r) ranks; the first rank always stays

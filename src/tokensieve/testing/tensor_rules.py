@@ -209,8 +209,9 @@ def _machine_code(make: Make) -> str | None:
         if view.sentence is not None:
             continue
         for i in range(BATCH):
-            wanted = make().reduce(_part(view, slice(i, i + 1)), keep)
-            found = make().reduce(_part(view, slice(i, i + 1), compiled=True), keep)
+            with torch.no_grad():
+                wanted = make().reduce(_part(view, slice(i, i + 1)), keep)
+                found = make().reduce(_part(view, slice(i, i + 1), compiled=True), keep)
             if not torch.equal(found.slots(view.n), wanted.slots(view.n)):
                 return (
                     f"{case}: patches of image {i} end in {found.slots(view.n)[0].tolist()} by machine code, "

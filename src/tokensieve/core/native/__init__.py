@@ -1,9 +1,10 @@
 """The cut of a single image in machine code, where numba is installed (`pip install 'tokensieve[native]'`).
 
 A cut is 20 to 50 small operations. In a batch their overhead does not show; beside the blocks of one image, which have
-just swept the caches, it is a tenth of the whole time. Compiled, a cut is two calls. The functions here say what those
-in torch say, up to rounding: these are the definition, and what everything else goes by - batches, gradients, other
-precisions and devices, torch.compile, export, and every machine without numba.
+just swept the caches, it is a tenth of the whole time. Compiled, a cut is two or three calls. They say what the
+operations in torch say, up to rounding, and up to which of equals is taken. Those operations are the definition, and
+what everything else goes by: batches, gradients, other precisions and devices, torch.compile, export, and every machine
+without numba.
 
 Imports reduction and score, and kernels when first used. Figures: benchmarks/speed.md.
 """
@@ -34,6 +35,7 @@ __all__ = [
     "fits",
     "log_sizes",
     "noise",
+    "plain",
     "ready",
     "shrink",
     "sieve",
@@ -55,10 +57,10 @@ def _kernels() -> ModuleType | None:
         return None
     try:
         from tokensieve.core.native import kernels
-    except ImportError as error:
+    except (ImportError, OSError) as error:  # of other versions, or with a library that does not load
         warnings.warn(f"numba cannot be used, single images are cut without it: {error}", stacklevel=2)
         return None
-    return kernels
+    return kernels if kernels.COMPILES else None  # else it would be Python's own loops
 
 
 def version() -> str | None:
@@ -73,16 +75,23 @@ def ready() -> bool:
         not torch.compiler.is_compiling()
         and not torch.is_grad_enabled()
         and not torch._C._is_tracing()
-        and not torch._C._len_torch_dispatch_stack()  # a mode that sees every operation
+        and not torch.is_autocast_enabled("cpu")  # queries and keys are of another precision then
+        and not torch._C._len_torch_dispatch_stack()  # modes that see every operation
+        and not torch._C._len_torch_function_stack()
         and torch._C._functorch.peek_interpreter_stack() is None  # vmap and its like
+        and torch.autograd.forward_ad._current_level < 0  # tangents go on without gradients
         and _kernels() is not None
     )
 
 
 def fits(x: Tensor) -> bool:
     """Whether x (B, L, D) is one image of not too many tokens, in float32 on a CPU."""
-    one = x.shape[0] == 1 and x.shape[1] <= _MOST and type(x) is Tensor
-    return one and x.dtype == torch.float32 and x.device.type == "cpu"
+    return x.shape[0] == 1 and x.shape[1] <= _MOST and plain(x)
+
+
+def plain(x: Tensor) -> bool:
+    """Whether a kernel can read these numbers: float32 on a CPU, no gradient, no class of tensor of somebody's own."""
+    return x.dtype == torch.float32 and x.is_cpu and not x.requires_grad and type(x) is Tensor
 
 
 def tome(view: TokenView, keep: int) -> Reduction:
@@ -130,10 +139,10 @@ def shrink(
     reduction: Reduction, x: Tensor, prefix: int, made: int, size: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """`reduction.apply` where that is only copies and means; else that itself."""
-    if type(reduction) is not Reduction or reduction.extra is not None:
-        return reduction.apply(x, prefix, made, size)
-    gone, goal = (_NO_PLACES if index is None else index for index in (reduction.drop, reduction.into))
     merges = reduction.into is not None
+    if type(reduction) is not Reduction or reduction.extra is not None or (merges and reduction.drop is None):
+        return reduction.apply(x, prefix, made, size)
+    gone, goal = (index if merges and index is not None else _NO_PLACES for index in (reduction.drop, reduction.into))
     out, total = _call("shrink", x, reduction.keep, gone, goal, _numbers(size), merges, prefix, made)
     return out, total if merges or size is not None else None
 

@@ -1,7 +1,8 @@
 """Loops over the tokens of one image, compiled by numba. Imports numba; only `core.native` imports this.
 
 Every array is of float32 and contiguous, with a first dimension of 1, the image: what a tensor of one image is seen as.
-Indices are int64. Not a number in, anything out, but never a read outside of an array: comparisons with it are false.
+Indices are int64. Not a number in, anything out, but never a read outside of an array: comparisons with it are false;
+and what a method of somebody's own says is checked before it is followed.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-__all__ = ["anchor", "cls_row", "log_sizes", "noise", "shrink", "sieve", "tome", "top"]
+__all__ = ["COMPILES", "anchor", "cls_row", "log_sizes", "noise", "shrink", "sieve", "tome", "top"]
 
+COMPILES = not getattr(numba.config, "DISABLE_JIT", False)  # numba's own switch, set when it is imported
 _F = TypeVar("_F", bound=Callable[..., Any])
 Array = np.ndarray[Any, Any]
 
@@ -186,6 +188,13 @@ def log_sizes(size: Array, weight: float, prefix: int) -> tuple[Array]:
 
 
 @compiled
+def _check(index: Array, n: int) -> None:
+    for i in range(index.shape[1]):
+        if index[0, i] < 0 or index[0, i] >= n:
+            raise IndexError("a reduction's keep, drop or into is out of range")
+
+
+@compiled
 def shrink(
     x: Array, keep: Array, drop: Array, into: Array, size: Array, merges: bool, prefix: int, made: int
 ) -> tuple[Array, Array]:
@@ -196,6 +205,14 @@ def shrink(
     """
     length, width, k = x.shape[1], x.shape[2], keep.shape[1]
     n = length - prefix - made
+    _check(keep, n)
+    if merges:
+        _check(drop, n)
+        _check(into, k)
+        if drop.shape[1] != into.shape[1]:
+            raise IndexError("a reduction's drop and into are not of the same length")
+    if size.shape[1] and size.shape[1] != n + made:
+        raise IndexError("a reduction was given sizes of another number of tokens")
     out = np.empty((1, prefix + k + made, width), np.float32)
     for i in range(prefix):
         for c in range(width):
