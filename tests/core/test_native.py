@@ -103,40 +103,47 @@ def test_anchor_where_all_are_alike():
     assert scores[1].eq(0.5).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
-    n=st.integers(1, 12), prefix=st.integers(0, 3), made=st.integers(0, 2), sized=st.booleans(),
-    merges=st.booleans(), seed=st.integers(0, 999),
+    n=st.integers(1, 12), prefix=st.integers(0, 3), made=st.integers(0, 2), sized=st.booleans(), merges=st.booleans(),
+    fresh=st.integers(0, 2), weight=st.sampled_from([0.0, 0.85, 1.0]), seed=st.integers(0, 999),
 )  # fmt: skip
-def test_shrink_is_apply(n, prefix, made, sized, merges, seed):
+def test_shrink_is_apply_and_the_log_of_the_sizes(n, prefix, made, sized, merges, fresh, weight, seed):
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(1, prefix + n + made, 5, generator=draw)
     k = int(torch.randint(1, n + 1, (), generator=draw))
     order = torch.randperm(n, generator=draw)
     keep, drop = order[:k].sort().values[None], order[k:][None]
     into = torch.randint(0, k, (1, n - k), generator=draw) if merges else None
+    extra = torch.rand(1, fresh, n + made, generator=draw).softmax(-1) if fresh else None
     size = 1.0 + torch.randint(0, 5, (1, n + made), generator=draw) if sized else None
-    reduction = Reduction(keep=keep, drop=drop if merges else None, into=into)
+    reduction = Reduction(keep=keep, drop=drop if merges else None, into=into, extra=extra)
+    assert native.applies(reduction, x)
     out, sizes = reduction.apply(x, prefix, made, size)
-    found, found_sizes = native.shrink(reduction, x, prefix, made, size)
+    found, found_sizes, bias = native.shrink(reduction, x, prefix, made, size, weight)
     torch.testing.assert_close(found, out)
     assert (sizes is None) == (found_sizes is None)
+    assert (bias is None) == (sizes is None or not weight)
     if sizes is not None:
-        assert torch.equal(found_sizes, sizes)
+        torch.testing.assert_close(found_sizes, sizes)
+    if bias is not None:
+        torch.testing.assert_close(bias, torch.cat([torch.zeros(1, prefix), weight * sizes.log()], dim=1))
 
 
-def test_tokens_that_are_made_are_left_to_torch(calls):
-    reduction = Reduction(keep=torch.tensor([[0, 2]]), extra=torch.full((1, 1, 4), 0.25))
-    x = torch.randn(1, 5, 3)
-    out, _ = native.shrink(reduction, x, 1, 0, None)
-    assert torch.equal(out, reduction.apply(x, 1, 0, None)[0])
-    assert not calls
+def test_what_it_cannot_apply_is_left_to_torch():
+    class Other(Reduction):
+        pass
+
+    keep, x = torch.tensor([[0, 2]]), torch.randn(1, 5, 3)
+    extra = torch.full((1, 1, 4), 0.25)
+    assert native.applies(Reduction(keep=keep, extra=extra), x)
+    assert not native.applies(Reduction(keep=keep, extra=extra.double()), x)
+    assert not native.applies(Reduction(keep=keep), x.double())
+    assert not native.applies(Reduction(keep=keep, into=torch.tensor([[0, 1]])), x)  # torch says what is missing
+    assert not native.applies(Other(keep=keep), x)
 
 
-def test_log_sizes_and_top_and_noise():
-    size = torch.tensor([[1.0, 2.0, 7.5]])
-    wanted = torch.cat([torch.zeros(1, 2), 0.85 * size.log()], dim=1)
-    torch.testing.assert_close(native.log_sizes(size, 0.85, 2), wanted)
+def test_top_and_noise():
     scores = torch.randn(1, 50, generator=torch.Generator().manual_seed(0))
     for k in (1, 7, 50):
         assert torch.equal(native.top(scores, k), top(scores, k))
@@ -174,7 +181,7 @@ def test_whatever_the_numbers_indices_are_indices(name, bad):
     if found.into is not None:
         assert found.into.min() >= 0
         assert found.into.max() < keep
-    out, _ = native.shrink(found, view.tokens, 1, 0, view.size)
+    out, _, _ = native.shrink(found, view.tokens, 1, 0, view.size, 1.0)
     assert out.shape[1] == 1 + keep + (0 if found.extra is None else 1)
 
 
@@ -206,7 +213,7 @@ def test_models_give_the_same_feature(family, name, calls, monkeypatch):
         restored = handle.restore(
             torch.randn(1, handle.tokens_per_layer[-1], 4, generator=torch.Generator().manual_seed(0))
         )
-        assert "shrink" in calls or name == "evit"
+        assert "shrink" in calls
         calls.clear()
         monkeypatch.setattr(native, "_kernels", lambda: None)
         wanted = tiny.feature(tiny.model, x)
@@ -316,19 +323,32 @@ class OtherKeys(SieveMethod):
         return super()._compared(view).flip(-1) * torch.arange(8.0)
 
 
+class OtherAttention(EViT):
+    def score(self, view, keep):
+        return super().score(view, keep).flip(-1)
+
+
 class OtherAnchors(Anchor):
     def anchors(self, view, keep):
         return torch.arange(self.k).expand(view.batch, -1)
 
 
-@pytest.mark.parametrize("method", [Dear(), OtherKeys(), OtherAnchors(k=3)], ids=lambda method: type(method).__name__)
-def test_methods_derived_from_ours_decide_for_themselves(method, calls):
+@pytest.mark.parametrize(
+    ("method", "ours"),
+    [
+        (Dear(), SieveMethod()),
+        (OtherKeys(), SieveMethod()),
+        (OtherAnchors(k=3), Anchor(k=3)),
+        (OtherAttention(), EViT()),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_methods_derived_from_ours_decide_for_themselves(method, ours, calls):
     wanted, found = both(method, 8, 3, n=12)
     assert torch.equal(found.keep, wanted.keep)
-    assert not {"sieve", "anchor"} & set(calls)
-    plain = Anchor(k=3) if isinstance(method, Anchor) else SieveMethod()
-    assert not torch.equal(both(plain, 8, 3, n=12)[1].keep, found.keep)  # it is another choice
-    assert {"sieve", "anchor"} & set(calls)
+    assert not {"sieve", "anchor", "evit"} & set(calls)
+    assert not torch.equal(both(ours, 8, 3, n=12)[1].keep, found.keep)  # it is another choice
+    assert {"sieve", "anchor", "evit"} & set(calls)
 
 
 def test_equals_are_left_to_torch(calls):
@@ -344,25 +364,27 @@ def test_equals_are_left_to_torch(calls):
 
 
 @pytest.mark.parametrize(
-    ("keep", "drop", "into"),
+    ("keep", "drop", "into", "extra"),
     [
-        ([0, 4], None, None),
-        ([-1, 2], None, None),
-        ([0, 1], [2, 3], [0, 2]),
-        ([0, 1], [2, 4], [0, 1]),
-        ([0, 1], [2], [0, 1]),
+        ([0, 4], None, None, None),
+        ([-1, 2], None, None, None),
+        ([0, 1], [2, 3], [0, 2], None),
+        ([0, 1], [2, 4], [0, 1], None),
+        ([0, 1], [2], [0, 1], None),
+        ([0, 1], None, None, torch.ones(1, 1, 5)),
     ],
 )
-def test_a_reduction_that_points_outside_is_refused(keep, drop, into):
+def test_a_reduction_that_points_outside_is_refused(keep, drop, into, extra):
     """As in torch; nothing is written where it does not belong."""
     drop, into = (None if x is None else torch.tensor([x]) for x in (drop, into))
-    reduction = Reduction(keep=torch.tensor([keep]), drop=drop, into=into)
+    reduction = Reduction(keep=torch.tensor([keep]), drop=drop, into=into, extra=extra)
     with pytest.raises(IndexError, match="a reduction's"):
-        native.shrink(reduction, torch.randn(1, 5, 3), 1, 0, None)
+        native.shrink(reduction, torch.randn(1, 5, 3), 1, 0, None, 1.0)
+
+
+def test_sizes_of_other_tokens_are_refused():
     with pytest.raises(IndexError, match="sizes of another number"):
-        native.shrink(Reduction(keep=torch.tensor([[0]])), torch.randn(1, 5, 3), 1, 0, torch.ones(1, 3))
-    with pytest.raises(AssertionError):
-        native.shrink(Reduction(keep=torch.tensor([[0]]), into=torch.tensor([[0]])), torch.randn(1, 3, 3), 1, 0, None)
+        native.shrink(Reduction(keep=torch.tensor([[0]])), torch.randn(1, 5, 3), 1, 0, torch.ones(1, 3), 1.0)
 
 
 # -- there or not -------------------------------------------------------------------------------------------------

@@ -65,15 +65,16 @@ class Run:
         self.kept: dict[int, Tensor] = {}
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
-        self.blocks: list[nn.Module] = []  # those it goes through, where they may run lean
+        self.blocks: list[nn.Module] = []  # ours among those it goes through, where they may run lean
         self.known: LeanBlocks | None = None  # their lean forms in earlier runs
-        self.lean: list[LeanBlock | None] | None = None  # as far as they can be run so; gathered when tokens are few
+        self.lean: dict[int, LeanBlock] | None = None  # of those that can be run so; gathered when tokens are few
         self.native = False  # whether cuts are made by `core.native`
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
 
     def start(self, blocks: list[nn.Module], known: LeanBlocks) -> None:
         """Say which blocks it will go through, and which lean forms they had before."""
-        self.blocks, self.known = blocks if few_rows_here() else [], known
+        if few_rows_here():
+            self.blocks, self.known = [block for block in blocks if isinstance(block, SievedBlock)], known
         self.native = native.ready()
 
     def enter(self, block: int, x: Tensor) -> State:
@@ -89,21 +90,21 @@ class Run:
         if not self.blocks or not is_few(x) or torch.is_grad_enabled():  # switched on on the way
             return None
         if self.lean is None:
-            known = cast(LeanBlocks, self.known)
-            self.lean = [
-                known.get(i, cast(Any, b)) if isinstance(b, SievedBlock) else None for i, b in enumerate(self.blocks)
-            ]
-        return self.lean[block]
+            self.lean = cast(LeanBlocks, self.known).of(cast(Any, self.blocks))
+        return self.lean.get(block)
 
     def cut(self, block: int, seen: Attended) -> Tensor:
         """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
         state = self.states[block]
         reduction, origin = self.decide(block, seen)
         given = seen.tokens, self.attachment.prefix, state.made, state.size
-        compiled = self.native and native.plain(seen.tokens)
-        out, size = native.shrink(reduction, *given) if compiled else reduction.apply(*given)
+        if self.native and native.applies(reduction, seen.tokens):
+            out, size, bias = native.shrink(reduction, *given, float(self.attachment.method.proportional))
+        else:
+            out, size = reduction.apply(*given)
+            bias = self.log_sizes(size)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
-        self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
+        self.states[block + 1] = State(size, bias, origin, made)
         return out
 
     def decide(self, block: int, seen: Attended) -> tuple[Reduction, Tensor]:
@@ -133,8 +134,6 @@ class Run:
         weight, prefix = float(self.attachment.method.proportional), self.attachment.prefix
         if size is None or not weight:
             return None
-        if self.native and native.plain(size):
-            return native.log_sizes(size, weight, prefix)
         return F.pad(size.log() * weight, (prefix, 0))
 
     def bias(self, state: State) -> Tensor | None:

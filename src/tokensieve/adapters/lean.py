@@ -13,6 +13,7 @@ Figures: benchmarks/speed.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -30,6 +31,10 @@ _LIBRARIES = ("torch", "open_clip", "timm", "transformers")
 _NORMS = ("LayerNorm", "LayerNormFp32")
 _SCALES = ("LayerScale", "Dinov2LayerScale", "Dinov2WithRegistersLayerScale")
 _SETTINGS = (bool, int, float, str, type(None))
+# of which every number is computed by itself, whatever the shape
+_ACTIVATIONS = (
+    "GELU", "GELUActivation", "GELUTanh", "NewGELUActivation", "QuickGELU", "QuickGELUActivation", "ReLU", "SiLU"
+)  # fmt: skip
 _DROPS = ("Dropout", "DropPath", "Dinov2DropPath", "Dinov2WithRegistersDropPath")
 
 
@@ -65,8 +70,11 @@ class LeanBlock:
         self.heads, self.scale = parts.heads, parts.scale
         self.norm1, self.norm2 = _norm(parts.norm1), _norm(parts.norm2)
         self.projections = [_layer(source, pieces) for source in parts.qkv]
-        self.out, self.first, self.second = (_layer(source, PARTS) for source in (parts.out, first, second))
-        self.scale1, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
+        # what each part of the hidden units gives has to be added up: no more parts than threads, where that is known
+        some = 2 if torch.get_num_threads() == 2 else PARTS
+        self.out, self.first, self.second = _layer(parts.out, PARTS), _layer(first, some), _summed(second, some)
+        scale, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
+        self.scale1 = None if scale is None else scale.view(PARTS, -1)
         self.tensors = _tensors(parts)  # all that it has views of
 
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -83,46 +91,51 @@ class LeanBlock:
     def attended(self, x: Tensor, out: Tensor) -> Tensor:
         """Block input (B, L, D) and heads' output (B, H, L, d) -> the residual stream after attention."""
         heads, d = out.shape[1], out.shape[3]
-        return _sum(x, self.out(out.transpose(1, 2).reshape(-1, heads * d)), self.scale1)
+        parts = self.out(out.transpose(1, 2).reshape(-1, heads * d)).transpose(0, 1)  # (rows, parts, D / parts)
+        # one pass that scales, adds and lays the parts in rows: the result lies in memory as the first operand does
+        return _add(x.reshape(parts.shape), parts, self.scale1).view(x.shape)
 
     def mlp(self, x: Tensor) -> Tensor:
-        """Residual stream at the cut (B, L, D) -> the block's output."""
-        hidden = self.first(F.layer_norm(x, *self.norm2).view(-1, x.shape[-1]))
-        if type(self.act) is nn.GELU:
-            # before the parts are laid in rows, not while: torch 2.13's gelu writes to a strided `out=` wrongly
-            hidden = F.gelu(hidden, approximate=self.act.approximate).transpose(0, 1).flatten(1)
-        else:
-            hidden = self.act(hidden.transpose(0, 1).flatten(1))
-        return _sum(x, self.second(hidden), self.scale2)
+        """Residual stream at the cut (B, L, D) -> the block's output.
+
+        Hidden units stay in the parts in which the first layer leaves them: the second adds up what each part gives.
+        """
+        rows, (weight, bias) = x.reshape(-1, x.shape[-1]), self.second
+        hidden = self.first(F.layer_norm(rows, *self.norm2))
+        # a new tensor: torch 2.13's gelu writes to a strided `out=` wrongly
+        hidden = F.gelu(hidden, approximate=self.act.approximate) if type(self.act) is nn.GELU else self.act(hidden)
+        out, *others = torch.bmm(hidden, weight).unbind(0)
+        for other in others if bias is None else (*others, bias):
+            out.add_(other)
+        return _add(rows, out, self.scale2).view(x.shape)
 
 
 class LeanBlocks:
     """The lean blocks of a model, as the last forward left them. A copy starts empty: it has weights of its own."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[_Snapshot, LeanBlock | None]] = {}
+        self._known: tuple[_Snapshot, dict[int, LeanBlock]] | None = None
 
     def __reduce__(self) -> tuple[type[LeanBlocks], tuple[()]]:
         return LeanBlocks, ()
 
     def clear(self) -> None:
         """Let go of all weights."""
-        self._known.clear()
+        self._known = None
 
-    def get(self, index: int, block: HasParts) -> LeanBlock | None:
-        """The lean form of a block, or None where it has to go its own way."""
-        known = self._known.get(index)
-        if known is None or not known[0].holds(block):
-            now = _Snapshot(block)
-            lean = _lean_block(block.sieve_parts())
-            # a weight that is computed, or no parameter, may be another tomorrow without a sign
-            known = now, lean if lean is not None and now.has(lean.tensors) else None
-            self._known[index] = known
-        return None if _has_any_global_hook() else known[1]
+    def of(self, blocks: list[HasParts]) -> dict[int, LeanBlock]:
+        """The lean forms of those blocks that have one, by their place. Gathered anew where anything has changed."""
+        if self._known is None or not self._known[0].holds(blocks):
+            now = _Snapshot(blocks)
+            found = {block._sieve_index: _lean_block(block.sieve_parts(), now) for block in blocks}
+            self._known = now, {index: lean for index, lean in found.items() if lean is not None}
+        return {} if _has_any_global_hook() else self._known[1]
 
 
 class HasParts(Protocol):
     """A block that says what it consists of."""
+
+    _sieve_index: int
 
     def sieve_parts(self) -> Parts | None: ...
 
@@ -130,41 +143,49 @@ class HasParts(Protocol):
 
 
 class _Snapshot:
-    """All that a lean block depends on, apart from the numbers in the weights: modules, settings, hooks, parameters."""
+    """All that lean blocks depend on, apart from the numbers in the weights: modules, settings, hooks, parameters.
 
-    def __init__(self, block: HasParts) -> None:
-        self._modules = [
-            (
-                module,
-                type(module),
-                _watched(module.__dict__),
-                {key: value for key, value in module.__dict__.items() if isinstance(value, _SETTINGS)},
-                dict(module._modules),
-                _places(module._parameters),
-            )
-            for module in block.modules()
+    It is compared at every forward, with cold caches: so all is read in a few loops of C.
+    """
+
+    def __init__(self, blocks: list[HasParts]) -> None:
+        self._blocks = blocks
+        self._modules = [module for block in blocks for module in block.modules()]
+        insides = [module.__dict__ for module in self._modules]
+        settings = [
+            (inside, name)
+            for inside in insides
+            for name in ("forward", *(key for key, value in inside.items() if isinstance(value, _SETTINGS)))
+            if name[0] != "_"
         ]
+        self._insides, self._names = [inside for inside, _ in settings], [name for _, name in settings]
+        self._hooks = [inside[key] for inside in insides for key in ("_forward_hooks", "_forward_pre_hooks")]
+        self._children = [inside["_modules"] for inside in insides]
+        self._parameters = [inside["_parameters"] for inside in insides]
+        self._facts = self._read()
 
     def has(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these are parameters of its modules."""
-        mine = {id(p) for module, *_ in self._modules for p in module._parameters.values()}
+        mine = {id(p) for parameters in self._parameters for p in parameters.values()}
         return all(id(tensor) in mine for tensor in tensors)
 
-    def holds(self, block: HasParts) -> bool:
+    def holds(self, blocks: list[HasParts]) -> bool:
         """Whether nothing has changed."""
-        if self._modules[0][0] is not block:
-            return False
-        for module, cls, watched, settings, children, places in self._modules:
-            inside = module.__dict__
-            if (
-                type(module) is not cls
-                or _watched(inside) != watched
-                or inside["_modules"] != children
-                or not settings.items() <= inside.items()
-                or _places(inside["_parameters"]) != places
-            ):
-                return False
-        return True
+        return blocks == self._blocks and self._read() == self._facts
+
+    def _read(self) -> tuple[list[object], ...]:
+        parameters = [p for p in chain.from_iterable(map(dict.values, self._parameters)) if p is not None]
+        return (
+            [*map(type, self._modules)],
+            [*map(dict.get, self._insides, self._names)],
+            [*map(bool, self._hooks)],
+            [*map(id, chain.from_iterable(map(dict.values, self._children)))],
+            [*map(id, parameters)],
+            # `.data` may have been given another tensor, or moved
+            [*map(Tensor.data_ptr, parameters)],
+            [*map(Tensor.stride, parameters)],
+            [*map(Tensor.numel, parameters)],
+        )
 
 
 def _watched(inside: dict[str, Any]) -> bool:
@@ -172,16 +193,13 @@ def _watched(inside: dict[str, Any]) -> bool:
     return bool(inside["_forward_hooks"] or inside["_forward_pre_hooks"] or "forward" in inside)
 
 
-def _places(parameters: dict[str, nn.Parameter | None]) -> list[object]:
-    """Which tensors these are, and where they lie: `.data` may have been given another one, or moved."""
-    return [fact for p in parameters.values() if p is not None for fact in (id(p), p.data_ptr(), p.shape, p.stride())]
-
-
-def _lean_block(parts: Parts | None) -> LeanBlock | None:
+def _lean_block(parts: Parts | None, now: _Snapshot) -> LeanBlock | None:
     try:
-        return None if parts is None else LeanBlock(parts)
+        lean = None if parts is None else LeanBlock(parts)
     except _SurpriseError:
         return None
+    # a weight that is computed, or no parameter, may be another tomorrow without a sign
+    return lean if lean is not None and now.has(lean.tensors) else None
 
 
 def _tensors(parts: Parts) -> list[Tensor]:
@@ -206,11 +224,18 @@ def _layer(source: Source, parts: int) -> ByParts:
     return ByParts.of(weight, bias, parts)
 
 
-def _sum(x: Tensor, parts: Tensor, scale: Tensor | None) -> Tensor:
-    """x (B, L, D) + scale * parts (P, B * L, D / P): one pass that scales, adds and lays the parts in rows."""
-    here, there = x.reshape(-1, PARTS, x.shape[-1] // PARTS), parts.transpose(0, 1)
-    # the result lies in memory as the first operand does
-    return (here + there if scale is None else torch.addcmul(here, there, scale)).view(x.shape)
+def _summed(module: nn.Module, parts: int) -> tuple[Tensor, Tensor | None]:
+    """A linear layer (O, D) by parts of its inputs: weight (parts, D / parts, O) and bias (O,)."""
+    _layer(module, 1)
+    weight, bias = _plain(module)
+    if weight.shape[1] % parts:
+        raise _SurpriseError
+    return weight.view(weight.shape[0], parts, -1).permute(1, 2, 0), bias
+
+
+def _add(x: Tensor, y: Tensor, scale: Tensor | None) -> Tensor:
+    """x + scale * y."""
+    return x + y if scale is None else torch.addcmul(x, y, scale)
 
 
 def is_from(module: object, *names: str) -> bool:
@@ -236,13 +261,13 @@ def _norm(module: nn.Module) -> tuple[tuple[int, ...], Tensor, Tensor, float]:
 def _three(mlp: tuple[nn.Module, ...]) -> list[nn.Module]:
     """First layer, activation and second layer, if there is nothing else that does anything."""
     busy = [module for module in mlp if not _idle(module)]
-    if len(busy) != 3:
+    if len(busy) != 3 or not is_from(busy[1], *_ACTIVATIONS):
         raise _SurpriseError
     return busy
 
 
 def _scale(steps: tuple[Step, ...]) -> Tensor | None:
-    """The vector that these steps multiply by, (P, D / P)."""
+    """The vector (D,) that these steps multiply by."""
     busy = [step for step in steps if not _idle(step)]
     if not busy:
         return None
@@ -251,7 +276,7 @@ def _scale(steps: tuple[Step, ...]) -> Tensor | None:
         (scale,) = scale._parameters.values()
     if not isinstance(scale, Tensor):
         raise _SurpriseError
-    return scale.view(PARTS, -1)
+    return scale.view(-1)
 
 
 def _idle(step: Step) -> bool:

@@ -99,8 +99,10 @@ class Selector(Method):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
         """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
         scores = self.score(view, keep)
-        compiled = self.distinct and view.native and native.plain(scores)
-        return native.top(scores, keep) if compiled else top(scores, keep), scores
+        if self.distinct and view.native and native.plain(scores):
+            self.check_keep(view, keep)
+            return native.top(scores, keep), scores
+        return top(scores, keep), scores
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         index, scores = self.select(view, keep)

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 __all__ = [
     "SWITCH",
     "anchor",
+    "applies",
     "cls_row",
+    "evit",
     "fits",
-    "log_sizes",
     "noise",
     "plain",
     "ready",
@@ -48,6 +49,7 @@ SWITCH = "TOKENSIEVE_NATIVE"  # 0 in the environment: as if there were no numba
 _MOST = 640  # tokens; with more the operations of torch, on all cores, are as fast
 _NO_NUMBERS = np.empty((1, 0), np.float32)
 _NO_PLACES = np.empty((1, 0), np.int64)
+_NO_WEIGHTS = np.empty((1, 0, 0), np.float32)
 
 
 @cache
@@ -130,21 +132,38 @@ def top(scores: Tensor, k: int) -> Tensor:
     return _call("top", scores, k)[0]
 
 
-def log_sizes(size: Tensor, weight: float, prefix: int) -> Tensor:
-    """(1, prefix + N) 0 for the prefix, then weight * log of the sizes (1, N)."""
-    return _call("log_sizes", size, weight, prefix)[0]
+def evit(view: TokenView, keep: int) -> Reduction:
+    """The choice of `methods.evit`."""
+    chosen, extra, scores = _call("evit", view.q, view.k, _numbers(view.bias), view.scale, view.prefix, view.n, keep)
+    return Reduction(keep=chosen, extra=extra, scores=scores)
 
 
 def shrink(
-    reduction: Reduction, x: Tensor, prefix: int, made: int, size: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """`reduction.apply` where that is only copies and means; else that itself."""
+    reduction: Reduction, x: Tensor, prefix: int, made: int, size: Tensor | None, weight: float
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """`reduction.apply`, and what is added to the logits of later attention: `weight` * log of the new sizes.
+
+    (1, P+N+M, D) -> (1, P+K+E, D), sizes (1, K+E) and bias (1, P+K+E), 0 for the prefix. The bias is None where there
+    are no sizes, or no weight.
+    """
     merges = reduction.into is not None
-    if type(reduction) is not Reduction or reduction.extra is not None or (merges and reduction.drop is None):
-        return reduction.apply(x, prefix, made, size)
     gone, goal = (index if merges and index is not None else _NO_PLACES for index in (reduction.drop, reduction.into))
-    out, total = _call("shrink", x, reduction.keep, gone, goal, _numbers(size), merges, prefix, made)
-    return out, total if merges or size is not None else None
+    extra = _NO_WEIGHTS if reduction.extra is None else reduction.extra
+    out, total, bias = _call(
+        "shrink", x, reduction.keep, gone, goal, extra, _numbers(size), merges, weight, prefix, made
+    )
+    sized = merges or size is not None
+    return out, total if sized else None, bias if sized and weight else None
+
+
+def applies(reduction: Reduction, x: Tensor) -> bool:
+    """Whether `shrink` can do to x what this says."""
+    return (
+        type(reduction) is Reduction
+        and plain(x)
+        and (reduction.into is None or reduction.drop is not None)
+        and (reduction.extra is None or plain(reduction.extra))
+    )
 
 
 def _merging(name: str, *args: Tensor | np.ndarray[Any, Any] | float) -> Reduction:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 import numba
 import numpy as np
 
-__all__ = ["COMPILES", "anchor", "cls_row", "log_sizes", "noise", "shrink", "sieve", "tome", "top"]
+__all__ = ["COMPILES", "anchor", "cls_row", "evit", "noise", "shrink", "sieve", "tome", "top"]
 
 COMPILES = not getattr(numba.config, "DISABLE_JIT", False)  # numba's own switch, set when it is imported
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -52,6 +52,29 @@ def _dots(one: Array, rows: Array, count: int, out: Array) -> None:
         for c in range(width):
             s0 += one[c] * rows[j, c]
         out[j] = s0
+
+
+@compiled
+def _dots_of_two(one: Array, two: Array, rows: Array, count: int, out1: Array, out2: Array) -> None:
+    """`_dots` of two vectors at once: what is read of the rows serves both."""
+    width, whole = one.shape[0], count - count % 4
+    for j in range(0, whole, 4):
+        s0 = s1 = s2 = s3 = t0 = t1 = t2 = t3 = np.float32(0.0)
+        for c in range(width):
+            a, b = one[c], two[c]
+            k0, k1, k2, k3 = rows[j, c], rows[j + 1, c], rows[j + 2, c], rows[j + 3, c]
+            s0 += a * k0
+            s1 += a * k1
+            s2 += a * k2
+            s3 += a * k3
+            t0 += b * k0
+            t1 += b * k1
+            t2 += b * k2
+            t3 += b * k3
+        out1[j], out1[j + 1], out1[j + 2], out1[j + 3] = s0, s1, s2, s3
+        out2[j], out2[j + 1], out2[j + 2], out2[j + 3] = t0, t1, t2, t3
+    _dots(one, rows[whole:], count - whole, out1[whole:])
+    _dots(two, rows[whole:], count - whole, out2[whole:])
 
 
 @compiled
@@ -177,17 +200,6 @@ def top(scores: Array, keep: int) -> tuple[Array]:
 
 
 @compiled
-def log_sizes(size: Array, weight: float, prefix: int) -> tuple[Array]:
-    """(1, prefix + N) 0 for the prefix, weight * log of the sizes (1, N)."""
-    n = size.shape[1]
-    out = np.zeros((1, prefix + n), np.float32)
-    for i in range(n):
-        if size[0, i] != _ONE:
-            out[0, prefix + i] = np.float32(weight) * np.log(size[0, i])
-    return (out,)
-
-
-@compiled
 def _check(index: Array, n: int) -> None:
     for i in range(index.shape[1]):
         if index[0, i] < 0 or index[0, i] >= n:
@@ -196,24 +208,31 @@ def _check(index: Array, n: int) -> None:
 
 @compiled
 def shrink(
-    x: Array, keep: Array, drop: Array, into: Array, size: Array, merges: bool, prefix: int, made: int
-) -> tuple[Array, Array]:
-    """The rows of x (1, L, D) that stay, those that leave averaged into them by size; and the new sizes.
+    x: Array, keep: Array, drop: Array, into: Array, extra: Array, size: Array, merges: bool, weight: float,
+    prefix: int, made: int,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """The rows of x (1, L, D) that stay, those that leave averaged into them by size; the new sizes; their bias.
 
-    merges: whether those that leave are averaged, or gone for good; then drop and into are not looked at. size:
-    (1, N + M), or (1, 0) for one each. Sizes come back as (1, 0) as long as nothing was ever merged.
+    merges: whether those that leave are averaged, or gone for good; then drop and into are not looked at. extra: (1, E,
+    N + M) weights of tokens that are made, and take the place of those made earlier; or (1, 0, 0). size: (1, N + M), or
+    (1, 0) for one each. Sizes come back as (1, 0) as long as nothing was ever merged. bias: (1, P+K+M), 0 for the
+    prefix, then `weight` * log of the sizes; (1, 0) where there is none.
     """
     length, width, k = x.shape[1], x.shape[2], keep.shape[1]
-    n = length - prefix - made
+    n, fresh = length - prefix - made, extra.shape[1]
+    stays = 0 if fresh else made
     _check(keep, n)
     if merges:
         _check(drop, n)
         _check(into, k)
         if drop.shape[1] != into.shape[1]:
             raise IndexError("a reduction's drop and into are not of the same length")
+    if fresh and extra.shape[2] != n + made:
+        raise IndexError("a reduction's extra is not of the number of tokens")
     if size.shape[1] and size.shape[1] != n + made:
         raise IndexError("a reduction was given sizes of another number of tokens")
-    out = np.empty((1, prefix + k + made, width), np.float32)
+    end = k + stays + fresh
+    out = np.empty((1, prefix + end, width), np.float32)
     for i in range(prefix):
         for c in range(width):
             out[0, i, c] = x[0, i, c]
@@ -221,27 +240,64 @@ def shrink(
         row = prefix + keep[0, i]
         for c in range(width):
             out[0, prefix + i, c] = x[0, row, c]
-    for i in range(made):
+    for i in range(stays):
         for c in range(width):
             out[0, prefix + k + i, c] = x[0, prefix + n + i, c]
+    for i in range(fresh):
+        token = out[0, prefix + k + i]
+        token[:] = 0.0
+        for j in range(n + made):
+            share = extra[0, i, j]
+            if share != np.float32(0.0):
+                for c in range(width):
+                    token[c] += share * x[0, prefix + j, c]
     known = size.shape[1] > 0
     if not known and not merges:
-        return out, np.empty((1, 0), np.float32)
-    total = np.ones((1, k + made), np.float32)
+        return out, np.empty((1, 0), np.float32), np.empty((1, 0), np.float32)
+    total = np.ones((1, end), np.float32)
     if known:
         for i in range(k):
             total[0, i] = size[0, keep[0, i]]
-        for i in range(made):
+        for i in range(stays):
             total[0, k + i] = size[0, n + i]
     for i in range(into.shape[1]):
         total[0, into[0, i]] += size[0, drop[0, i]] if known else _ONE
     for i in range(into.shape[1]):
         slot, row = into[0, i], prefix + drop[0, i]
-        stays = prefix + keep[0, slot]
+        kept = prefix + keep[0, slot]
         share = (size[0, drop[0, i]] if known else _ONE) / total[0, slot]
         for c in range(width):
-            out[0, prefix + slot, c] += (x[0, row, c] - x[0, stays, c]) * share
-    return out, total
+            out[0, prefix + slot, c] += (x[0, row, c] - x[0, kept, c]) * share
+    if fresh:
+        # made tokens stand for all that is in no kept one, in equal parts
+        rest = size[0].sum() if known else np.float32(n + made)
+        for i in range(k):
+            rest -= total[0, i]
+        for i in range(fresh):
+            total[0, k + i] = rest / np.float32(fresh)
+    if weight == 0.0:
+        return out, total, np.empty((1, 0), np.float32)
+    bias = np.zeros((1, prefix + end), np.float32)
+    for i in range(end):
+        if total[0, i] != _ONE:
+            bias[0, prefix + i] = np.float32(weight) * np.log(total[0, i])
+    return out, total, bias
+
+
+@compiled
+def evit(q: Array, k: Array, bias: Array, scale: float, prefix: int, n: int, keep: int) -> tuple[Array, Array, Array]:
+    """EViT's choice: keep, extra (1, 1, N + M), scores. What was made earlier stands behind the patches."""
+    row = _cls_row(q, k, bias, scale, prefix, k.shape[2] - prefix)
+    scores = row[:n].copy().reshape(1, n)
+    (chosen,) = top(scores, keep)
+    for i in range(keep):
+        row[chosen[0, i]] = 0.0
+    total = np.float32(0.0)
+    for i in range(row.shape[0]):
+        total += row[i]
+    for i in range(row.shape[0]):
+        row[i] /= max(total, _LEAST)
+    return chosen, row.reshape(1, 1, row.shape[0]), scores
 
 
 @compiled
@@ -287,7 +343,9 @@ def sieve(
     for i in range(n):
         distance = np.float32(2.0)
         if i > 0:
-            _dots(keys[i], keys, i, alike[i])
+            if i % 2:
+                after = min(i + 1, n - 1)
+                _dots_of_two(keys[i], keys[after], keys, after, alike[i], alike[after])
             high, _ = _highest(alike[i], i)
             distance = np.float32(1.0 - max(high, -1.0))
         price[i] = distance * (importance[order[i]] * np.float32(n)) ** np.float32(weight)
