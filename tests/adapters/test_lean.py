@@ -213,6 +213,36 @@ def test_weights_that_are_computed_go_their_own_way(where, runs):
             torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
 
 
+def test_weights_without_an_address_go_their_own_way(runs):
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle, torch.no_grad():
+        before = tiny.feature(tiny.model, x)
+        layer = parts_of(tiny.model)[1].mlp[0]
+        layer.weight = nn.Parameter(layer.weight.to_sparse_csr(), requires_grad=False)
+        for _ in range(2):
+            runs.clear()
+            torch.testing.assert_close(tiny.feature(tiny.model, x), before, atol=1e-5, rtol=1e-4)
+            assert len(runs) == handle.depth - 1
+
+
+def test_an_activation_of_somebodys_own_sees_its_tokens_in_rows(runs):
+    """Parts of the hidden units may be shown only to what looks at each number by itself."""
+
+    class Softmax(nn.Module):
+        def forward(self, x):
+            return x.softmax(dim=-1)
+
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        tiny.model.transformer.resblocks[1].mlp[1] = Softmax()
+        found = tiny.feature(tiny.model, x)
+        assert len(runs) == handle.depth - 1
+        with plain_linear():
+            torch.testing.assert_close(found, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
 def test_the_same_memory_seen_otherwise():
     tiny = tiny_model("openclip")
     x = tiny.images(1)

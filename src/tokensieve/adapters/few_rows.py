@@ -25,6 +25,7 @@ __all__ = [
     "few_rows_here",
     "is_few",
     "is_large",
+    "is_plain",
     "linear",
     "plain_linear",
     "wants_few_rows",
@@ -65,14 +66,19 @@ def is_few(x: Tensor) -> bool:
     return few and x.dtype == torch.float32 and x.device.type == "cpu"
 
 
-def is_large(weight: Tensor) -> bool:
-    """Whether a layer's weight (O, D) is worth taking by parts, and can be: float32 on a CPU, and large."""
+def is_plain(weight: Tensor) -> bool:
+    """Whether parts of a weight can be seen in memory: dense, float32, on a CPU, no class of tensor of somebody's own."""
     return (
-        weight.numel() > _SMALL
+        type(weight) in (Tensor, nn.Parameter)
         and weight.dtype == torch.float32
-        and type(weight) in (Tensor, nn.Parameter)
         and weight.device.type == "cpu"
+        and weight.layout is torch.strided
     )
+
+
+def is_large(weight: Tensor) -> bool:
+    """Whether a layer's weight (O, D) is worth taking by parts, and can be."""
+    return weight.numel() > _SMALL and is_plain(weight)
 
 
 def few_rows(x: Tensor, weight: Tensor) -> bool:

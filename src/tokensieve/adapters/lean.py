@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from tokensieve.adapters.few_rows import PARTS, ByParts, FewRows, is_large
+from tokensieve.adapters.few_rows import PARTS, ByParts, FewRows, is_large, is_plain
 
 __all__ = ["LeanBlock", "LeanBlocks", "Parts", "is_from"]
 
@@ -174,7 +174,8 @@ class _Snapshot:
         return blocks == self._blocks and self._read() == self._facts
 
     def _read(self) -> tuple[list[object], ...]:
-        parameters = [p for p in chain.from_iterable(map(dict.values, self._parameters)) if p is not None]
+        parameters = [*chain.from_iterable(map(dict.values, self._parameters))]
+        stored = [p for p in parameters if p is not None and p.layout is torch.strided]  # others have no address
         return (
             [*map(type, self._modules)],
             [*map(dict.get, self._insides, self._names)],
@@ -182,9 +183,9 @@ class _Snapshot:
             [*map(id, chain.from_iterable(map(dict.values, self._children)))],
             [*map(id, parameters)],
             # `.data` may have been given another tensor, or moved
-            [*map(Tensor.data_ptr, parameters)],
-            [*map(Tensor.stride, parameters)],
-            [*map(Tensor.numel, parameters)],
+            [*map(Tensor.data_ptr, stored)],
+            [*map(Tensor.stride, stored)],
+            [*map(Tensor.numel, stored)],
         )
 
 
@@ -214,13 +215,10 @@ def _tensors(parts: Parts) -> list[Tensor]:
 def _layer(source: Source, parts: int) -> ByParts:
     """A linear layer by parts, where that can be seen in its weights."""
     weight, bias = source if isinstance(source, tuple) else _plain(source)
+    if not all(is_plain(part) for part in (weight, bias) if part is not None):
+        raise _SurpriseError
     if weight.shape[0] % parts or not weight.is_contiguous():
         raise _SurpriseError
-    for part in (weight, bias):
-        if part is not None and (
-            type(part) not in (Tensor, nn.Parameter) or part.dtype != torch.float32 or part.device.type != "cpu"
-        ):
-            raise _SurpriseError
     return ByParts.of(weight, bias, parts)
 
 
