@@ -67,7 +67,7 @@ def is_few(x: Tensor) -> bool:
 
 
 def is_plain(weight: Tensor) -> bool:
-    """Whether parts of a weight can be seen in memory: dense, float32, on a CPU, no class of tensor of somebody's own."""
+    """Whether parts of a weight can be seen in memory: dense, float32, on a CPU, no tensor class of somebody's own."""
     return (
         type(weight) in (Tensor, nn.Parameter)
         and weight.dtype == torch.float32
