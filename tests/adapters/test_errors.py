@@ -10,6 +10,7 @@ import torch
 import tokensieve
 from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError, UnsupportedModelError
+from tokensieve.methods.base import Selector
 from tokensieve.testing import tiny_model, tiny_models
 
 
@@ -189,3 +190,34 @@ def test_merging_and_dropping_where_patches_are_pooled(family: str) -> None:
 class MergesThenDrops(tokensieve.Method):
     def reduce(self, view: tokensieve.TokenView, keep: int) -> tokensieve.Reduction:
         return tokensieve.make_method("grid", fold=view.n == 36).reduce(view, keep)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("wrong", [-1, 36])
+def test_an_index_that_is_none_is_refused(batch, wrong):
+    """Not the CLS token in its place, nor the next image's."""
+
+    class Slips(Selector):
+        def score(self, view, keep):
+            raise AssertionError
+
+        def select(self, view, keep):
+            index = torch.arange(keep).repeat(view.batch, 1)
+            index[0, 0 if wrong < 0 else -1] = wrong
+            return index, None
+
+    tiny = tiny_model("openclip")
+    with torch.no_grad(), tokensieve.attach(tiny.model, Slips(), keep=9, at=0) as handle:
+        assert handle.patches == 36
+        with pytest.raises((RuntimeError, IndexError), match=r"out of (bounds|range)"):
+            tiny.model(tiny.images(batch))
+
+
+def test_what_is_done_to_kept_changes_nothing():
+    tiny = tiny_model("openclip")
+    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=9, at=0) as handle:
+        tiny.model(tiny.images(1))
+        tokens = torch.randn(1, handle.tokens_per_layer[-1], 4)
+        before = handle.restore(tokens)
+        handle.kept[0].add_(1)
+        assert torch.equal(handle.restore(tokens), before)

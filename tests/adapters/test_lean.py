@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import copy
+import sys
+import threading
+from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tokensieve
 from tokensieve.adapters import few_rows, lean
@@ -135,7 +142,7 @@ def test_weights_are_those_of_the_moment(change):
         with plain_linear():
             torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
         assert not torch.allclose(before, after, atol=1e-3)
-        assert tiny.model.transformer.resblocks.last.lean is None  # a run that is kept holds no weights
+        assert tiny.model.transformer.resblocks.last.known is None  # a run that is kept holds no weights
 
 
 @pytest.fixture
@@ -156,7 +163,10 @@ def test_blocks_are_gathered_once(gathered):
 
 
 @pytest.mark.parametrize("name", sorted(set(tiny_models()) - OWN_WAY))
-@pytest.mark.parametrize("what", ["parameter", "data", "module", "eps", "class", "hook"])
+@pytest.mark.parametrize(
+    "what",
+    ["parameter", "data", "module", "eps", "class", "hook", "forward", "new hooks", "new parameters", "all of another"],
+)
 def test_what_changed_is_gathered_anew(name, what, gathered):
     tiny = tiny_model(name)
     x = tiny.images(1)
@@ -183,6 +193,18 @@ def test_what_changed_is_gathered_anew(name, what, gathered):
                     return 3 * super().forward(x)
 
             norm.__class__ = Twice
+        elif what == "forward":
+            forward = norm.forward
+            norm.forward = lambda x: 3 * forward(x)
+        elif what == "new hooks":
+            norm._forward_hooks = OrderedDict()  # a usual way to be rid of all of them
+            norm.register_forward_hook(lambda module, given, out: 3 * out)
+        elif what == "new parameters":
+            norm._parameters = {name: nn.Parameter(p * 3) for name, p in norm._parameters.items()}
+        elif what == "all of another":
+            other = copy.deepcopy(norm)
+            other.weight.data.mul_(3)
+            norm.__dict__.update(other.__dict__)
         else:
             norm.register_forward_hook(lambda module, given, out: 3 * out)
         after = tiny.feature(tiny.model, x)
@@ -254,6 +276,138 @@ def test_the_same_memory_seen_otherwise():
         assert not torch.allclose(before, after, atol=1e-3)
         with plain_linear():
             torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+def test_settings_may_be_anything():
+    """Numbers of numpy count, and what is no setting of ours is never compared."""
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    norm = tiny.model.transformer.resblocks[1].ln_2
+    norm.eps, norm.note, norm.other = np.float32(1e-5), None, 0.0
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        before = tiny.feature(tiny.model, x)
+        norm.note, norm.other = np.ones(3), torch.ones(3)
+        assert torch.equal(tiny.feature(tiny.model, x), before)
+        norm.eps = np.float32(10.0)
+        after = tiny.feature(tiny.model, x)
+        assert not torch.allclose(before, after, atol=1e-3)
+        with plain_linear():
+            torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+def test_a_block_that_is_replaced():
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        before = tiny.feature(tiny.model, x)
+        blocks = tiny.model.transformer.resblocks
+        other = copy.deepcopy(blocks[2])
+        other.mlp[0].weight.data.mul_(3)
+        blocks._modules["2"] = other
+        after = tiny.feature(tiny.model, x)
+        assert not torch.allclose(before, after, atol=1e-3)
+        with plain_linear():
+            torch.testing.assert_close(after, tiny.feature(tiny.model, x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [3, 4])
+def test_more_threads(threads, runs, gathered):
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        before = tiny.feature(tiny.model, x)
+        torch.set_num_threads(threads)
+        found = tiny.feature(tiny.model, x)
+        assert len(gathered) == len(runs) == 2 * handle.depth
+        torch.testing.assert_close(found, before, atol=1e-5, rtol=1e-4)
+
+
+def test_gradients_that_are_switched_on_on_the_way(runs):
+    """The last blocks are trained on features of the first, inside a no_grad."""
+    tiny = tiny_model("openclip")
+    blocks = tiny.model.transformer.resblocks
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        hook = blocks[2].register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
+        out = tiny.model(tiny.images(1))
+        hook.remove()
+        assert len(runs) == 2
+        out.sum().backward()
+        torch.set_grad_enabled(False)
+    assert blocks[2].mlp[0].weight.grad.abs().sum() > 0
+    assert blocks[1].mlp[0].weight.grad is None
+
+
+@pytest.mark.parametrize(("name", "attention"), [("timm", "attn"), ("transformers_clip", "self_attn")])
+def test_a_scale_that_can_be_written_to(name, attention, runs):
+    tiny = tiny_model(name)
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        block = next(m for m in tiny.model.modules() if getattr(m, "_sieve_index", None) == 1)
+        scale = torch.tensor(getattr(block, attention).scale)
+        getattr(block, attention).scale = scale
+        before = tiny.feature(tiny.model, x)
+        assert len(runs) == handle.depth - 1
+        scale.mul_(3)
+        assert not torch.allclose(before, tiny.feature(tiny.model, x), atol=1e-4)
+
+
+def test_functions_of_the_weights():
+    """torch.func: derivatives without gradients, and many models at once."""
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "grid", keep=0.5):
+        weights = dict(tiny.model.named_parameters())
+        call = partial(torch.func.functional_call, tiny.model)
+        two = {name: torch.stack([p, 0.5 * p]) for name, p in weights.items()}
+        found = torch.vmap(lambda given: call(given, x))(two)
+        with plain_linear():
+            wanted = torch.stack([call({name: p[i] for name, p in two.items()}, x) for i in range(2)])
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-4)
+        with sdpa_kernel(SDPBackend.MATH):  # the fused one has no tangents
+            out, slope = torch.func.jvp(lambda given: call(given, x), (weights,), (weights,))
+        torch.testing.assert_close(out, found[0], atol=1e-5, rtol=1e-4)
+        assert slope.abs().sum() > 0
+
+
+def test_weights_that_change_while_others_run():
+    """Two threads, and a third that loads weights all the time: nobody stumbles, and the numbers are some of either."""
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    state = {name: value.clone() for name, value in tiny.model.state_dict().items()}
+    stop = threading.Event()
+    with tokensieve.attach(tiny.model, "evit", keep=0.5), ThreadPoolExecutor(3) as pool:
+        wanted = tiny.feature(tiny.model, x)
+
+        def load():
+            while not stop.is_set():
+                tiny.model.load_state_dict(state)
+
+        def run():
+            with torch.no_grad():
+                return [tiny.feature(tiny.model, x) for _ in range(60)]
+
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(1e-5)
+        try:
+            loading = pool.submit(load)
+            found = [future.result() for future in [pool.submit(run) for _ in range(2)]]
+        finally:
+            stop.set()
+            sys.setswitchinterval(before)
+        loading.result()
+        for feature in (*found[0], *found[1]):
+            torch.testing.assert_close(feature, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_a_replica_has_lean_blocks_of_its_own():
+    tiny = tiny_model("openclip")
+    with tokensieve.attach(tiny.model, "evit", keep=0.5):
+        tiny.feature(tiny.model, tiny.images(1))
+        blocks = tiny.model.transformer.resblocks
+        twin = blocks._replicate_for_data_parallel()
+        assert twin.lean is not blocks.lean
+        assert twin.lean._known is None
+        assert blocks.lean._known is not None
 
 
 def test_a_hook_that_has_gone_is_forgotten(runs):

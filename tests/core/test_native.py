@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -19,6 +20,7 @@ from tokensieve.core import native
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.score import image_hash, unit_noise
 from tokensieve.core.select import top
+from tokensieve.errors import BudgetError
 from tokensieve.methods.anchor import Anchor
 from tokensieve.methods.base import Selector
 from tokensieve.methods.evit import EViT
@@ -56,6 +58,9 @@ def assert_same_choice(wanted, found, n):
     if wanted.drop is not None:
         assert sorted(wanted.drop[0].tolist()) == sorted(found.drop[0].tolist())
     torch.testing.assert_close(found.scores, wanted.scores, atol=2e-6, rtol=2e-5)
+    assert (wanted.extra is None) == (found.extra is None)
+    if wanted.extra is not None:
+        torch.testing.assert_close(found.extra, wanted.extra, atol=2e-6, rtol=2e-5)
 
 
 METHODS = {
@@ -141,6 +146,21 @@ def test_what_it_cannot_apply_is_left_to_torch():
     assert not native.applies(Reduction(keep=keep), x.double())
     assert not native.applies(Reduction(keep=keep, into=torch.tensor([[0, 1]])), x)  # torch says what is missing
     assert not native.applies(Other(keep=keep), x)
+    # what torch has an error for
+    assert not native.applies(Reduction(keep=keep[0]), x)
+    assert not native.applies(Reduction(keep=keep.int()), x)
+    assert not native.applies(Reduction(keep=keep.expand(2, -1)), x)
+    assert not native.applies(Reduction(keep=keep, extra=extra.expand(2, -1, -1)), x)
+    assert not native.applies(Reduction(keep=keep, extra=extra[:, :0]), x)
+
+
+@pytest.mark.parametrize(
+    "method", [Anchor(k=3), EViT(), Random(), SieveMethod(), ToMe()], ids=lambda m: type(m).__name__
+)
+def test_a_budget_that_cannot_be_is_named(method):
+    for keep in (0, 13):
+        with pytest.raises(BudgetError, match=f"keep={keep}"):
+            method.reduce(draw_view(0, batch=1, n=12, native=True), keep)
 
 
 def test_top_and_noise():
@@ -250,21 +270,6 @@ def test_everything_else_goes_by_torch(calls):
         assert calls.count("sieve") == 2  # blocks 0 and 2 of four
 
 
-def test_it_is_not_ready_while_something_is_traced():
-    seen = []
-    with torch.no_grad():
-        assert native.ready()
-        torch.jit.trace(lambda x: seen.append(native.ready()) or x, torch.ones(1), check_trace=False)
-        with torch.autograd.forward_ad.dual_level():
-            seen.append(native.ready())
-        with torch.device("cpu"):  # a mode that sees every function
-            seen.append(native.ready())
-        with torch.autocast("cpu", torch.bfloat16):
-            seen.append(native.ready())
-        assert native.ready()
-    assert seen == [False] * 4
-
-
 def test_gradients_that_are_switched_on_on_the_way(calls):
     """The last blocks are trained on features of the first, inside a no_grad."""
     tiny = tiny_model("openclip")
@@ -358,9 +363,13 @@ def test_equals_are_left_to_torch(calls):
         def score(self, view, keep):
             return (torch.arange(view.n) % 2).float().expand(view.batch, -1)
 
-    wanted, found = both(Two(), 9, 0, n=12)
-    assert torch.equal(wanted.keep, found.keep)
-    assert not calls
+    class TwoToo(Random):
+        score = Two.score
+
+    for method in (Two(), TwoToo()):
+        wanted, found = both(method, 9, 0, n=12)
+        assert torch.equal(wanted.keep, found.keep)
+        assert not calls
 
 
 @pytest.mark.parametrize(
@@ -392,8 +401,7 @@ def test_sizes_of_other_tokens_are_refused():
 
 def test_the_switch_and_the_version(monkeypatch):
     assert native.version() == kernels.numba.__version__
-    code = "import torch; from tokensieve.core import native; torch.set_grad_enabled(False)"
-    code += "; print(native.version(), native.ready())"
+    code = "import torch; from tokensieve.core import native; print(native.version(), native.fits(torch.ones(1, 2, 3)))"
     there = f"{kernels.numba.__version__} True"
     for name, value, wanted in (
         (native.SWITCH, "0", "None False"),
@@ -419,8 +427,37 @@ def test_without_numba_and_with_a_broken_one(monkeypatch):
         native._kernels.cache_clear()
         with pytest.warns(UserWarning, match="single images are cut without it.*numba"):
             assert native.version() is None
+    with monkeypatch.context() as patch:
+
+        def stumble(name, *rest):
+            raise AttributeError("module 'numpy' has no attribute 'long'")
+
+        patch.setattr(importlib.util, "find_spec", stumble)  # as a numba of another time does when it is imported
+        native._kernels.cache_clear()
+        with pytest.warns(UserWarning, match="single images are cut without it.*'long'"):
+            assert native.version() is None
+        assert not native.fits(torch.ones(1, 2, 3))  # said once
     native._kernels.cache_clear()
     assert native.version() == kernels.numba.__version__
+
+
+def test_a_full_disk(tmp_path):
+    """What cannot be kept is compiled for this process."""
+    code = """
+import resource, torch, warnings
+from tokensieve.core import native
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+warnings.simplefilter("always")
+print(native.top(torch.tensor([[1.0, 3.0, 2.0]]), 2).tolist(), native.top(torch.tensor([[3.0, 2.0, 1.0]]), 1).tolist())
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+    )
+    assert found.stdout.strip() == "[[1, 2]] [[0]]", found.stderr
+    assert found.stderr.count("is not kept for the next time") == 1
 
 
 def test_a_folder_that_cannot_be_written_to_is_no_obstacle(monkeypatch):

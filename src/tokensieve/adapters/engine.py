@@ -4,7 +4,8 @@ How it works. While attached, the list that holds the blocks and the blocks them
 instance: `module.__class__`), which is put back on removal. Iterating the list starts a `Run`, the state of one
 forward, and yields every block bound to it. So the model's own loop stays in charge (checkpointing, hooks, hidden
 states, intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared
-between forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
+between forwards, threads or replicas (but views of the weights, see lean), and a checkpointed block is recomputed with
+the state it had.
 
 Imports lean and core.
 """
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from tokensieve.adapters.few_rows import few_rows_here, is_few
 from tokensieve.adapters.lean import LeanBlock, LeanBlocks, Parts
 from tokensieve.core import native
+from tokensieve.core.eager import eager
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
@@ -66,21 +68,20 @@ class Run:
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
         self.blocks: list[nn.Module] = []  # ours among those it goes through, where they may run lean
-        self.known: LeanBlocks | None = None  # their lean forms in earlier runs
-        self.lean: dict[int, LeanBlock] | None = None  # of those that can be run so; gathered when tokens are few
+        self.known: LeanBlocks | None = None  # their lean forms
+        self.lean: bool | None = None  # whether these may be used; None until tokens are few, and somebody asks
         self.native = False  # whether cuts are made by `core.native`
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
 
     def start(self, blocks: list[nn.Module], known: LeanBlocks) -> None:
-        """Say which blocks it will go through, and which lean forms they had before."""
+        """Say which blocks it will go through, and where their lean forms are."""
         if few_rows_here():
             self.blocks, self.known = [block for block in blocks if isinstance(block, SievedBlock)], known
-        self.native = native.ready()
 
     def enter(self, block: int, x: Tensor) -> State:
         """The state before `block`, into which x (B, L, D) goes."""
         if not self.leaving and not self.counts:
-            self.native = self.native and native.fits(x)
+            self.native = eager() and native.fits(x)
             self.patches = x.shape[1] - self.attachment.prefix
             self.counts = self.attachment.counts(self.patches)
         return self.states[block]
@@ -89,9 +90,10 @@ class Run:
         """The lean form of a block for its input x (B, L, D), if few tokens pass and it has one."""
         if not self.blocks or not is_few(x) or torch.is_grad_enabled():  # switched on on the way
             return None
+        known = cast(LeanBlocks, self.known)
         if self.lean is None:
-            self.lean = cast(LeanBlocks, self.known).of(cast(Any, self.blocks))
-        return self.lean.get(block)
+            self.lean = known.check(cast(Any, self.blocks))
+        return known.get(block) if self.lean else None
 
     def cut(self, block: int, seen: Attended) -> Tensor:
         """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
@@ -114,7 +116,7 @@ class Run:
         with torch.set_grad_enabled(learns):
             view = self.view(block, state, seen)
             reduction = method.reduce(view, self.counts[block])
-            origin = reduction.keep if state.origin is None else state.origin.gather(1, reduction.keep)
+            origin = view.origin.gather(1, reduction.keep)  # also says so where an index is none
         self.reductions[block] = reduction
         self.kept[block] = origin
         return reduction, origin
@@ -146,7 +148,7 @@ class Run:
         at = self.attachment
         if block < at.depth - 1:
             return x
-        self.lean, self.known, self.blocks = None, None, []  # a run is kept to be asked, not the weights it saw
+        self.known, self.blocks = None, []  # a run is kept to be asked, not the weights it saw
         if at.pools_patches and self.states[block + 1].size is not None:
             x = self.unmerge(x)
         self.pooled = x.shape[1]
@@ -324,6 +326,11 @@ class SievedBlocks(nn.ModuleList):
     def _load_from_state_dict(self, *args: Any) -> None:
         self.lean.clear()
         super()._load_from_state_dict(*args)
+
+    def _replicate_for_data_parallel(self) -> Any:
+        replica = cast(Any, super())._replicate_for_data_parallel()
+        replica.lean = LeanBlocks()
+        return replica
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.bound())

@@ -1,4 +1,4 @@
-"""Linear layers for few tokens on a CPU. Imports torch only.
+"""Linear layers for few tokens on a CPU. Imports torch and core.eager.
 
 A product of few rows and a large matrix is cut up badly between two threads: the fewer tokens, the further the time
 falls behind the MACs, which takes back a part of what a reduction gained. Given as a batch of products, one for each
@@ -16,6 +16,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tokensieve.core.eager import eager
 
 __all__ = [
     "PARTS",
@@ -48,16 +50,8 @@ def plain_linear() -> Iterator[None]:
 
 
 def few_rows_here() -> bool:
-    """Whether now is a time for the functions below: two to four threads, no gradient, nothing traced."""
-    return (
-        not torch.compiler.is_compiling()  # first: a graph for any number of images must not ask for rows
-        and not torch.jit.is_tracing()
-        and not torch.is_grad_enabled()
-        and 1 < torch.get_num_threads() <= PARTS
-        and torch.backends.mkl.is_available()
-        and not torch.is_autocast_enabled("cpu")
-        and not _plain.get()
-    )
+    """Whether now is a time for the functions below: two to four threads, and only numbers are wanted."""
+    return eager() and 1 < torch.get_num_threads() <= PARTS and torch.backends.mkl.is_available() and not _plain.get()
 
 
 def is_few(x: Tensor) -> bool:

@@ -13,7 +13,8 @@ Figures: benchmarks/speed.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, repeat
+from numbers import Number
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -30,7 +31,7 @@ Source: TypeAlias = nn.Module | tuple[Tensor, Tensor | None]  # a linear layer, 
 _LIBRARIES = ("torch", "open_clip", "timm", "transformers")
 _NORMS = ("LayerNorm", "LayerNormFp32")
 _SCALES = ("LayerScale", "Dinov2LayerScale", "Dinov2WithRegistersLayerScale")
-_SETTINGS = (bool, int, float, str, type(None))
+_SETTINGS = (Number, str, tuple, type(None))
 # of which every number is computed by itself, whatever the shape
 _ACTIVATIONS = (
     "GELU", "GELUActivation", "GELUTanh", "NewGELUActivation", "QuickGELU", "QuickGELUActivation", "ReLU", "SiLU"
@@ -111,7 +112,11 @@ class LeanBlock:
 
 
 class LeanBlocks:
-    """The lean blocks of a model, as the last forward left them. A copy starts empty: it has weights of its own."""
+    """The lean blocks of a model, as the last forward left them. A copy starts empty: it has weights of its own.
+
+    All that forwards, and threads, have in common. It is replaced as a whole, and used only after it was compared with
+    the model as it is.
+    """
 
     def __init__(self) -> None:
         self._known: tuple[_Snapshot, dict[int, LeanBlock]] | None = None
@@ -123,13 +128,19 @@ class LeanBlocks:
         """Let go of all weights."""
         self._known = None
 
-    def of(self, blocks: list[HasParts]) -> dict[int, LeanBlock]:
-        """The lean forms of those blocks that have one, by their place. Gathered anew where anything has changed."""
-        if self._known is None or not self._known[0].holds(blocks):
+    def check(self, blocks: list[HasParts]) -> bool:
+        """Gather the lean forms of these blocks anew, if anything has changed. Whether they may be used now."""
+        known = self._known
+        if known is None or not known[0].holds(blocks):
             now = _Snapshot(blocks)
             found = {block._sieve_index: _lean_block(block.sieve_parts(), now) for block in blocks}
             self._known = now, {index: lean for index, lean in found.items() if lean is not None}
-        return {} if _has_any_global_hook() else self._known[1]
+        return not _has_any_global_hook()
+
+    def get(self, index: int) -> LeanBlock | None:
+        """The lean form of the block at this place; None where it has to go its own way."""
+        known = self._known
+        return None if known is None else known[1].get(index)
 
 
 class HasParts(Protocol):
@@ -145,44 +156,48 @@ class HasParts(Protocol):
 class _Snapshot:
     """All that lean blocks depend on, apart from the numbers in the weights: modules, settings, hooks, parameters.
 
-    It is compared at every forward, with cold caches: so all is read in a few loops of C.
+    It is compared at every forward, with cold caches: so all is read in a few loops of C. Compared is what is the same
+    object, never what is equal: an attribute may be anything.
     """
 
     def __init__(self, blocks: list[HasParts]) -> None:
         self._blocks = blocks
         self._modules = [module for block in blocks for module in block.modules()]
-        insides = [module.__dict__ for module in self._modules]
+        self._insides = [module.__dict__ for module in self._modules]
         settings = [
             (inside, name)
-            for inside in insides
+            for inside in self._insides
             for name in ("forward", *(key for key, value in inside.items() if isinstance(value, _SETTINGS)))
             if name[0] != "_"
         ]
-        self._insides, self._names = [inside for inside, _ in settings], [name for _, name in settings]
-        self._hooks = [inside[key] for inside in insides for key in ("_forward_hooks", "_forward_pre_hooks")]
-        self._children = [inside["_modules"] for inside in insides]
-        self._parameters = [inside["_parameters"] for inside in insides]
+        self._holders, self._names = [inside for inside, _ in settings], [name for _, name in settings]
+        self._held = [*map(dict.get, self._holders, self._names)]  # or their ids may be given to others
         self._facts = self._read()
 
     def has(self, tensors: Iterable[Tensor]) -> bool:
         """Whether these are parameters of its modules."""
-        mine = {id(p) for parameters in self._parameters for p in parameters.values()}
+        mine = {id(p) for inside in self._insides for p in inside["_parameters"].values()}
         return all(id(tensor) in mine for tensor in tensors)
 
     def holds(self, blocks: list[HasParts]) -> bool:
         """Whether nothing has changed."""
         return blocks == self._blocks and self._read() == self._facts
 
-    def _read(self) -> tuple[list[object], ...]:
-        parameters = [*chain.from_iterable(map(dict.values, self._parameters))]
-        stored = [p for p in parameters if p is not None and p.layout is torch.strided]  # others have no address
+    def _read(self) -> tuple[object, ...]:
+        children, parameters, after, before = (
+            map(dict.__getitem__, self._insides, repeat(name))
+            for name in ("_modules", "_parameters", "_forward_hooks", "_forward_pre_hooks")
+        )
+        weights = chain.from_iterable(map(dict.values, parameters))
+        stored = [p for p in weights if p is not None and p.layout is torch.strided]  # others have no address
         return (
+            torch.get_num_threads(),
             [*map(type, self._modules)],
-            [*map(dict.get, self._insides, self._names)],
-            [*map(bool, self._hooks)],
-            [*map(id, chain.from_iterable(map(dict.values, self._children)))],
-            [*map(id, parameters)],
-            # `.data` may have been given another tensor, or moved
+            [*map(id, map(dict.get, self._holders, self._names))],
+            [*map(bool, after)],
+            [*map(bool, before)],
+            [*map(id, chain.from_iterable(map(dict.values, children)))],
+            # what memory, and how it is seen: views of it are then still right, whichever tensor it is
             [*map(Tensor.data_ptr, stored)],
             [*map(Tensor.stride, stored)],
             [*map(Tensor.numel, stored)],

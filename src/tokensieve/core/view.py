@@ -1,6 +1,6 @@
 """What a method may look at: the tokens of one layer and, only if asked for, what that layer's attention says of them.
 
-Imports torch only. Adapters build it; methods read it; tests build it by hand with `TokenView.of`.
+Imports score, sentence and native. Adapters build it; methods read it; tests build it by hand with `TokenView.of`.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class Anchor(Selector):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
         if view.native and view.has_cls and type(self) is Anchor:  # others may score in another way
             self._check(view, keep)
+            self.check_keep(view, keep)
             return native.anchor(view, keep, min(self.k, view.n), float(self.alpha), self.normalize is not None)
         chosen = self.anchors(view, keep)
         scores = self._scores(view, chosen)

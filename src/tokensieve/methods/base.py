@@ -99,7 +99,8 @@ class Selector(Method):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
         """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
         scores = self.score(view, keep)
-        if self.distinct and view.native and native.plain(scores):
+        # said of its own scores: a class derived from it may have others
+        if type(self).__dict__.get("distinct") and view.native and native.plain(scores):
             self.check_keep(view, keep)
             return native.top(scores, keep), scores
         return top(scores, keep), scores

@@ -217,11 +217,13 @@ def _machine_code(make: Make) -> str | None:
                     f"{case}: patches of image {i} end in {found.slots(view.n)[0].tolist()} by machine code, "
                     f"{wanted.slots(view.n)[0].tolist()} by torch"
                 )
-            if found.scores is None or wanted.scores is None:
-                if found.scores is not wanted.scores:
-                    return f"{case}: scores by machine code {found.scores}, by torch {wanted.scores}"
-            elif not torch.allclose(found.scores, wanted.scores, atol=1e-5, rtol=1e-4):
-                return f"{case}: scores of image {i} by machine code differ from those by torch"
+            for name in ("scores", "extra"):
+                one, other = getattr(found, name), getattr(wanted, name)
+                if one is None or other is None:
+                    if one is not other:
+                        return f"{case}: {name} by machine code {one}, by torch {other}"
+                elif one.shape != other.shape or not torch.allclose(one, other, atol=1e-5, rtol=1e-4):
+                    return f"{case}: {name} of image {i} by machine code differ from those by torch"
     return None
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.score import GROUPS, MIX, noise_start
+from tokensieve.errors import one_line
 
 if TYPE_CHECKING:
     from tokensieve.core.view import TokenView
@@ -37,7 +38,6 @@ __all__ = [
     "fits",
     "noise",
     "plain",
-    "ready",
     "shrink",
     "sieve",
     "tome",
@@ -55,12 +55,14 @@ _NO_WEIGHTS = np.empty((1, 0, 0), np.float32)
 @cache
 def _kernels() -> ModuleType | None:
     """The compiled functions, if there are any. Each is made, or read from the disk, at its first call."""
-    if os.environ.get(SWITCH, "1") == "0" or importlib.util.find_spec("numba") is None:
+    if os.environ.get(SWITCH, "1") == "0":
         return None
     try:
+        if importlib.util.find_spec("numba") is None:
+            return None
         from tokensieve.core.native import kernels
-    except (ImportError, OSError) as error:  # of other versions, or with a library that does not load
-        warnings.warn(f"numba cannot be used, single images are cut without it: {error}", stacklevel=2)
+    except Exception as error:  # whatever a numba of another time says to this numpy or this Python
+        warnings.warn(f"numba cannot be used, single images are cut without it: {one_line(error)}", stacklevel=2)
         return None
     return kernels if kernels.COMPILES else None  # else it would be Python's own loops
 
@@ -71,24 +73,12 @@ def version() -> str | None:
     return None if kernels is None else str(kernels.numba.__version__)
 
 
-def ready() -> bool:
-    """Whether now is a time for it: no gradient, nothing traced, recorded or counted."""
-    return (
-        not torch.compiler.is_compiling()
-        and not torch.is_grad_enabled()
-        and not torch._C._is_tracing()
-        and not torch.is_autocast_enabled("cpu")  # queries and keys are of another precision then
-        and not torch._C._len_torch_dispatch_stack()  # modes that see every operation
-        and not torch._C._len_torch_function_stack()
-        and torch._C._functorch.peek_interpreter_stack() is None  # vmap and its like
-        and torch.autograd.forward_ad._current_level < 0  # tangents go on without gradients
-        and _kernels() is not None
-    )
-
-
 def fits(x: Tensor) -> bool:
-    """Whether x (B, L, D) is one image of not too many tokens, in float32 on a CPU."""
-    return x.shape[0] == 1 and x.shape[1] <= _MOST and plain(x)
+    """Whether x (B, L, D) is one image of not too many tokens, in float32 on a CPU, and there is code for it.
+
+    To be asked where `core.eager` holds.
+    """
+    return x.shape[0] == 1 and x.shape[1] <= _MOST and plain(x) and _kernels() is not None
 
 
 def plain(x: Tensor) -> bool:
@@ -157,12 +147,14 @@ def shrink(
 
 
 def applies(reduction: Reduction, x: Tensor) -> bool:
-    """Whether `shrink` can do to x what this says."""
+    """Whether `shrink` can do to x what this says; what is wrong with it is left to torch to say."""
+    extra, merges = reduction.extra, reduction.into is not None
+    places = (reduction.keep, reduction.drop, reduction.into) if merges else (reduction.keep,)
     return (
         type(reduction) is Reduction
         and plain(x)
-        and (reduction.into is None or reduction.drop is not None)
-        and (reduction.extra is None or plain(reduction.extra))
+        and all(p is not None and p.dtype == torch.int64 and p.dim() == 2 and p.shape[0] == 1 for p in places)
+        and (extra is None or (plain(extra) and extra.dim() == 3 and extra.shape[0] == 1 and extra.shape[1] > 0))
     )
 
 
@@ -178,4 +170,12 @@ def _numbers(x: Tensor | None) -> Tensor | np.ndarray[Any, Any]:
 def _call(name: str, *args: Tensor | np.ndarray[Any, Any] | float) -> list[Tensor]:
     """What a kernel makes of these. Tensors are passed as they lie in memory; those not in order are copied first."""
     given = [a.contiguous().numpy() if isinstance(a, Tensor) else a for a in args]
-    return [torch.from_numpy(array) for array in getattr(_kernels(), name)(*given)]
+    kernels = _kernels()
+    try:
+        found = getattr(kernels, name)(*given)
+    except OSError as error:  # a full disk, on which it cannot be kept
+        assert kernels is not None
+        warnings.warn(f"machine code for single images is not kept for the next time: {one_line(error)}", stacklevel=2)
+        kernels.keep_nothing()
+        found = getattr(kernels, name)(*given)
+    return [torch.from_numpy(array) for array in found]

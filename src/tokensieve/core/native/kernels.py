@@ -12,8 +12,10 @@ from typing import Any, TypeVar, cast
 
 import numba
 import numpy as np
+from numba.core.caching import NullCache
+from numba.core.dispatcher import Dispatcher
 
-__all__ = ["COMPILES", "anchor", "cls_row", "evit", "noise", "shrink", "sieve", "tome", "top"]
+__all__ = ["COMPILES", "anchor", "cls_row", "evit", "keep_nothing", "noise", "shrink", "sieve", "tome", "top"]
 
 COMPILES = not getattr(numba.config, "DISABLE_JIT", False)  # numba's own switch, set when it is imported
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -32,6 +34,13 @@ def compiled(function: _F) -> _F:
         return cast(_F, numba.njit(cache=True, **_OPTIONS)(function))
     except RuntimeError:  # no folder to write to
         return cast(_F, numba.njit(**_OPTIONS)(function))
+
+
+def keep_nothing() -> None:
+    """From now on nothing is written to the disk, or read from it."""
+    for kernel in globals().values():
+        if isinstance(kernel, Dispatcher):
+            cast(Any, kernel)._cache = NullCache()
 
 
 @compiled
@@ -425,10 +434,12 @@ def anchor(
     if scaled:
         _scale_to_one(importance)
         _scale_to_one(diverse)
+    share = np.float32(alpha)
     scores = np.empty((1, n), np.float32)
     ranks = np.empty((1, n), np.float32)
     for i in range(n):
-        scores[0, i] = diverse[i] + np.float32(alpha) * (importance[i] - diverse[i])
+        span = importance[i] - diverse[i]  # from the nearer end, as torch.lerp does
+        scores[0, i] = diverse[i] + share * span if share < 0.5 else importance[i] - (_ONE - share) * span
         ranks[0, i] = scores[0, i]
     for j in chosen:
         ranks[0, j] += np.float32(4.0)  # above every other patch: both terms lie in [0, 2]
