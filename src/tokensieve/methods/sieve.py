@@ -110,9 +110,9 @@ def unit_keys(keys: Tensor, parts: int) -> Tensor:
 
     Products are cosines averaged over the G groups of heads. G: `groups(H, parts)`.
     """
-    batch, heads, n, d = keys.shape
+    rows = keys.transpose(1, 2)  # (B, N, H, d), as projections leave them
+    heads = rows.shape[2]
     count = groups(heads, parts)
-    some = keys.view(batch, count, -1, n, d).sum(dim=2) if count < heads else keys  # (B, G, N, d)
+    some = rows.unflatten(2, (count, -1)).sum(dim=3) if count < heads else rows  # (B, N, G, d)
     length: Tensor = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
-    some = some / (length * math.sqrt(count)).clamp_min(torch.finfo(keys.dtype).tiny)
-    return some.transpose(1, 2).reshape(batch, n, -1)
+    return (some / (length * math.sqrt(count)).clamp_min(torch.finfo(keys.dtype).tiny)).flatten(2)
