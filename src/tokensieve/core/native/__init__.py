@@ -1,7 +1,7 @@
 """The cut of a single image in machine code, where numba is installed (`pip install 'tokensieve[native]'`).
 
 A cut is 20 to 50 small operations. In a batch their overhead does not show; beside the blocks of one image, which have
-just swept the caches, it is a tenth of the whole time. Compiled, a cut is two or three calls. They say what the
+just swept the caches, it is up to a tenth of the whole time. Compiled, a cut is two or three calls. They say what the
 operations in torch say, up to rounding, and up to which of equals is taken. Those operations are the definition, and
 what everything else goes by: batches, gradients, other precisions and devices, torch.compile, export, and every machine
 without numba.
