@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tokensieve.adapters import few_rows
+from tokensieve.adapters import few_rows, lean
+from tokensieve.adapters.lean import LeanBlock
 
 
 @pytest.fixture
@@ -19,3 +20,21 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with torch.no_grad():
         yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """The tokens of each MLP that was run lean."""
+    seen: list[int] = []
+    mlp = LeanBlock.mlp
+    monkeypatch.setattr(LeanBlock, "mlp", lambda block, x: seen.append(x.shape[1]) or mlp(block, x))
+    return seen
+
+
+@pytest.fixture
+def gathered(monkeypatch):
+    """The blocks that were gathered."""
+    seen: list[lean.Parts] = []
+    build = LeanBlock.__init__
+    monkeypatch.setattr(LeanBlock, "__init__", lambda block, parts: seen.append(parts) or build(block, parts))
+    return seen
