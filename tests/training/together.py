@@ -173,4 +173,11 @@ def process(number: int, port: str, base: Path, start: Any) -> None:
         torn(base, name, base / "from-two" / name)
     if rank() == 0:
         (base / "found.json").write_text(json.dumps(found))
+    assert _threads_of_gloo()
     leave()
+    assert not _threads_of_gloo()  # one that is left may abort the process when Python ends
+
+
+def _threads_of_gloo() -> list[str]:
+    names = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+    return [name for name in names if "gloo" in name]

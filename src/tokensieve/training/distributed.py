@@ -7,6 +7,8 @@ All that the processes say to each other goes through this file, so that one of 
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import os
 import signal
 import threading
@@ -46,8 +48,12 @@ def join(*, cpu: bool = False) -> torch.device:
             raise MissingMaterialError(
                 f"several processes need accelerate ({error}): install tokensieve[train]"
             ) from None
+        # its functions take the group that exists when they are imported as their default, and would keep it, and
+        # gloo's threads with it, beyond its end: the process might then abort when Python ends. Here there is none yet
+        importlib.import_module("torch.distributed.nn.functional")
         with _together():
             PartialState(cpu=cpu)
+        atexit.register(_close)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _told_to_end)
     return torch.device("cpu" if cpu else f"cuda:{torch.cuda.current_device()}")
@@ -57,6 +63,12 @@ def leave() -> None:
     """End of a run that went well, for all processes."""
     if world_size() > 1:
         wait()
+        dist.destroy_process_group()
+
+
+def _close() -> None:
+    """When Python ends after an error: gloo's threads must end before it does."""
+    if dist.is_initialized() and dist.get_backend() == "gloo":
         dist.destroy_process_group()
 
 
