@@ -71,9 +71,7 @@ class LeanBlock:
         self.heads, self.scale = parts.heads, parts.scale
         self.norm1, self.norm2 = _norm(parts.norm1), _norm(parts.norm2)
         self.projections = [_layer(source, pieces) for source in parts.qkv]
-        # what each part of the hidden units gives has to be added up: no more parts than threads, where that is known
-        some = 2 if torch.get_num_threads() == 2 else PARTS
-        self.out, self.first, self.second = _layer(parts.out, PARTS), _layer(first, some), _summed(second, some)
+        self.out, self.first, self.second = _layer(parts.out, PARTS), _layer(first, PARTS), _summed(second, PARTS)
         scale, self.scale2 = _scale(parts.after_out), _scale(parts.after_mlp)
         self.scale1 = None if scale is None else scale.view(PARTS, -1)
         self.tensors = _tensors(parts)  # all that it has views of
@@ -191,7 +189,6 @@ class _Snapshot:
         weights = chain.from_iterable(map(dict.values, parameters))
         stored = [p for p in weights if p is not None and p.layout is torch.strided]  # others have no address
         return (
-            torch.get_num_threads(),
             [*map(type, self._modules)],
             [*map(id, map(dict.get, self._holders, self._names))],
             [*map(bool, after)],
