@@ -16,8 +16,14 @@ def _attention(tokens):
     return (q @ q.transpose(-1, -2) / q.shape[-1] ** 0.5).softmax(-1)
 
 
+def _scaled(values):
+    low, high = min(values), max(values)
+    return [(value - low) / (high - low) for value in values]
+
+
+@pytest.mark.parametrize("normalize", ["minmax", None])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_four_steps_against_loops(seed):
+def test_the_four_steps_against_loops(seed, normalize):
     tokens = torch.randn(2, 13, 8, generator=torch.Generator().manual_seed(seed))
     attention = _attention(tokens)
     anchors = compat.select_anchor_tokens(tokens, k=3)
@@ -32,12 +38,34 @@ def test_the_four_steps_against_loops(seed):
             assert importance[b, i].item() == pytest.approx(mean, rel=1e-5)
             cosines = [torch.cosine_similarity(tokens[b, i + 1], tokens[b, j + 1], dim=0).item() for j in expected]
             assert diverse[b, i].item() == pytest.approx(1 - max(cosines), abs=1e-5)
-    chosen = compat.select_tokens_with_scoring(importance, diverse, anchors, m=4, alpha=0.3)
+    chosen = compat.select_tokens_with_scoring(importance, diverse, anchors, m=4, alpha=0.3, normalize=normalize)
     for b in range(2):
-        score = (0.3 * importance[b] + 0.7 * diverse[b]).tolist()
+        terms = importance[b].tolist(), diverse[b].tolist()
+        matters, differs = map(_scaled, terms) if normalize else terms
+        score = [0.3 * one + 0.7 * other for one, other in zip(matters, differs, strict=True)]
         others = [i for i in range(12) if i not in anchors[b].tolist()]
         best = sorted(others, key=lambda i: -score[i])[:4]
         assert chosen[b].tolist() == sorted(anchors[b].tolist() + best)
+    whole = compat.apply_token_selection(tokens, k=3, m=4, alpha=0.3, normalize=normalize)
+    for b in range(2):
+        assert (whole[b, 1:].abs().sum(-1) > 0).nonzero().flatten().tolist() == chosen[b].tolist()
+
+
+def test_wrong_numbers_of_a_step_are_named():
+    scores, anchors = torch.rand(1, 9), torch.tensor([[2, 5]])
+    with pytest.raises(OptionError, match=r"alpha=2"):
+        compat.select_tokens_with_scoring(scores, scores, anchors, alpha=2)
+    with pytest.raises(OptionError, match=r"m=-1"):
+        compat.select_tokens_with_scoring(scores, scores, anchors, m=-1)
+    assert compat.select_tokens_with_scoring(scores, scores, anchors, m=50).tolist() == [list(range(9))]
+
+
+def test_half_precision_scores_may_differ_in_kind():
+    tokens = torch.randn(2, 13, 8).bfloat16()
+    anchors = compat.select_anchor_tokens(tokens, k=3)
+    scores = compat.compute_importance_scores(tokens, anchors), compat.compute_diversity_scores(tokens, anchors)
+    for normalize in ("minmax", None):
+        assert compat.select_tokens_with_scoring(*scores, anchors, m=4, normalize=normalize).shape == (2, 7)
 
 
 def test_apply_token_selection_keeps_shape_and_zeroes_the_rest():

@@ -1,8 +1,8 @@
 """The names of the founding scripts, as thin names over the code that the rest of the package runs.
 
-`apply_token_selection` and the four functions it is made of work on bare features (B, 1+N, D), CLS first; without
-projections the features themselves stand in for queries and keys, split into `heads` heads (1 by default). The two at
-the end work on a model and go through `attach`. Imports adapters, methods and core.
+`apply_token_selection` and the four steps before it work on bare features (B, 1+N, D), CLS first; without projections
+the features themselves stand in for queries and keys, split into `heads` heads (1 by default). The others work on a
+model; those that prune go through `attach`. Imports adapters, methods and core.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from tokensieve.adapters.attach import Attachment, attach, find_tower
 from tokensieve.core.reduction import take_tokens
 from tokensieve.core.score import diversity
-from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.methods.anchor import Anchor
@@ -50,15 +49,20 @@ def compute_diversity_scores(tokens: Tensor, anchors: Tensor) -> Tensor:
 
 
 def select_tokens_with_scoring(
-    importance: Tensor, diversity_scores: Tensor, anchors: Tensor, m: int = 50, alpha: float = 0.5
+    importance: Tensor,
+    diversity_scores: Tensor,
+    anchors: Tensor,
+    m: int = 50,
+    alpha: float = 0.5,
+    normalize: str | None = "minmax",
 ) -> Tensor:
     """Scores (B, N) each, anchors (B, k) -> (B, k+m) indices: the anchors and the m best others, ascending.
 
-    The literal formula, unscaled; `Anchor(normalize="minmax")` is what the rest of the package uses.
+    normalize=None is the literal formula, unscaled, in which alpha does little.
     """
-    scores = alpha * importance + (1.0 - alpha) * diversity_scores
-    ranks = scores.scatter_add(1, anchors, scores.new_full(anchors.shape, 4.0))
-    return top(ranks, min(anchors.shape[1] + m, scores.shape[1]))
+    method = Anchor(k=anchors.shape[1], m=m, alpha=alpha, normalize=normalize)
+    scores = method.weigh(importance, diversity_scores.to(importance.dtype))
+    return method.choose(scores, anchors, min(anchors.shape[1] + m, scores.shape[1]))
 
 
 def apply_token_selection(

@@ -6,9 +6,11 @@ import pytest
 import torch
 from method_views import best, draw_view, importance_of, keys_of, nearest_kept, one_of
 
+import tokensieve
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, UnknownNameError
 from tokensieve.methods import make_method
+from tokensieve.testing import tiny_model
 
 CASES = pytest.mark.parametrize(
     ("seed", "heads", "prefix", "made"), [(0, 1, 0, 0), (1, 3, 1, 0), (2, 2, 5, 0), (3, 2, 1, 1), (4, 3, 5, 2)]
@@ -104,3 +106,12 @@ def test_wrong_inputs():
         make_method("evit").reduce(draw_view(0), 0)
     with pytest.raises(UnknownNameError, match='Did you mean "fuse"'):
         make_method("evit", fused=True)
+
+
+def test_what_was_folded_weighs_what_it_stands_for():
+    tiny = tiny_model("openclip")
+    with torch.inference_mode(), tokensieve.attach(tiny.model, "evit", keep=9, at=0, fold=True) as handle:
+        tiny.feature(tiny.model, tiny.images(2))
+        state = handle.blocks.last.states[1]
+    assert state.size.max() > 1
+    torch.testing.assert_close(state.bias[:, 1:], state.size.log())

@@ -16,7 +16,7 @@ from tokensieve.adapters.lean import LeanBlocks
 from tokensieve.adapters.openclip import OpenClipFamily
 from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
-from tokensieve.core.budget import Keep, counts_for, counts_for_average
+from tokensieve.core.budget import Keep, check_schedule, counts_for, counts_for_average
 from tokensieve.core.cost import Cost, encoder_cost
 from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, nearest
 from tokensieve.methods.base import Method
@@ -80,10 +80,11 @@ def attach(
     method: a name (see `list_methods`) with its options, or an instance.
     keep: patches that remain at the end. An int is a count, a float a ratio, a list the patches after each block of
         `at`. None: what the method's own options say (anchor's k + m).
-    at: the 0-based block or blocks where tokens leave, between attention and MLP. None: the method's default: every
-        block for a ratio (the removal is spread), half depth for methods with one cut and for anchor's k + m.
+    at: the 0-based block or blocks where tokens leave, between attention and MLP. None: the method's default: spread
+        over the depth (every block, every second or every third), half depth for methods with one cut and for anchor's
+        k + m.
     keep_average: instead of `keep`, the patches leaving a block averaged over all blocks, solved for.
-    schedule: "constant", "linear" or "geometric": how the removal is spread over `at`.
+    schedule: "constant", "linear", "geometric" or "early": how the removal is spread over `at`. None: the method's own.
     mode: "prune"; "analyse" (the encoder runs whole, bit for bit, and the selection is only noted); "fuse" (the feature
         becomes (1 - fuse_weight) * cls + fuse_weight * the selected patches).
     text: (T, E) or (B, T, E) text features, for methods that select by a text.
@@ -100,6 +101,8 @@ def attach(
         raise OptionError(f"options {', '.join(sorted(options))} go with a method's name; this one is made already")
     if mode not in MODES:
         raise OptionError(f"unknown mode {mode!r}.{nearest(str(mode), MODES)}")
+    if schedule is not None:
+        check_schedule(schedule)
     if not 0.0 <= fuse_weight <= 1.0:
         raise OptionError(f"fuse_weight={fuse_weight}: a share in [0, 1]")
     if attachment_of(model) is not None:

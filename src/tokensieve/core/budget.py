@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from numbers import Integral
 
 from tokensieve.errors import BudgetError, OptionError, nearest
 
-__all__ = ["SCHEDULES", "Keep", "average_of", "counts_for", "counts_for_average", "parse_keep", "target_count"]
+__all__ = [
+    "SCHEDULES",
+    "Keep",
+    "average_of",
+    "check_schedule",
+    "counts_for",
+    "counts_for_average",
+    "parse_keep",
+    "target_count",
+]
 
 Keep = int | float | Sequence[int | float]
 SCHEDULES = ("constant", "linear", "geometric", "early")
@@ -44,6 +54,12 @@ def target_count(n: int, keep: int | float) -> int:
     return max(1, round(keep * n))
 
 
+def check_schedule(schedule: str) -> None:
+    """Raise where there is no schedule of this name; the message has the nearest."""
+    if schedule not in SCHEDULES:
+        raise OptionError(f"unknown schedule {schedule!r}.{nearest(str(schedule), SCHEDULES)}")
+
+
 def counts_for(
     n: int,
     blocks: int,
@@ -59,8 +75,7 @@ def counts_for(
     floor: the fewest patches that one reduction of n can leave. Where a schedule would ask for more at one block than
     that, the excess moves to other blocks; where no schedule can do it, BudgetError gives the floor.
     """
-    if schedule not in SCHEDULES:
-        raise OptionError(f"unknown schedule {schedule!r}.{nearest(schedule, SCHEDULES)}")
+    check_schedule(schedule)
     floor = floor or (lambda _: 1)
     if isinstance(keep, Sequence) and not isinstance(keep, str):
         counts = _listed(n, blocks, keep)
@@ -140,17 +155,25 @@ def counts_for_average(
     BudgetError prints that figure.
     """
     target = target_count(n, keep_average)
-    options: list[tuple[float, list[int]]] = []
-    for end in range(1, n + 1):
+
+    def reachable(end: int) -> bool:
         try:
-            counts = counts_for(n, len(at), end, schedule, floor)
+            counts_for(n, len(at), end, schedule, floor)
         except BudgetError:
-            continue
-        options.append((average_of(n, at, counts, depth), counts))
-    lowest = options[0][0]
+            return False
+        return True
+
+    def average(end: int) -> float:
+        return average_of(n, at, counts_for(n, len(at), end, schedule, floor), depth)
+
+    # the average grows with the end, so a few of n are tried and not all: this runs in every forward
+    least = 1 + bisect_left(range(1, n), True, key=reachable)
+    lowest = average(least)
     if target < lowest - 0.5:
         raise BudgetError(
             f"keep_average={keep_average} asks for {target} of {n} patches on average over {depth} blocks, but "
             f"reducing at block(s) {', '.join(map(str, at))} cannot go under {lowest:.1f} ({lowest / n:.3f})"
         )
-    return min(options, key=lambda o: abs(o[0] - target))[1]
+    above = least + bisect_left(range(least, n), float(target), key=average)
+    best = min(range(max(least, above - 1), above + 1), key=lambda end: abs(average(end) - target))
+    return counts_for(n, len(at), best, schedule, floor)

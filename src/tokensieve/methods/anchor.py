@@ -72,6 +72,10 @@ class Anchor(Selector):
     def _scores(self, view: TokenView, chosen: Tensor) -> Tensor:
         importance = view.mean_attention_to(chosen)
         diverse = diversity(view.x, take_tokens(view.tokens, chosen + view.prefix)).to(importance.dtype)
+        return self.weigh(importance, diverse)
+
+    def weigh(self, importance: Tensor, diverse: Tensor) -> Tensor:
+        """(B, N) scores of both."""
         if self.normalize == "minmax":
             importance, diverse = minmax(torch.stack([importance, diverse])).unbind(0)
         return torch.lerp(diverse, importance, float(self.alpha))
@@ -83,6 +87,9 @@ class Anchor(Selector):
             return native.anchor(view, keep, min(self.k, view.n), float(self.alpha), self.normalize is not None)
         chosen = self.anchors(view, keep)
         scores = self._scores(view, chosen)
+        return self.choose(scores, chosen, keep), scores
+
+    def choose(self, scores: Tensor, chosen: Tensor, keep: int) -> Tensor:
+        """(B, keep) ascending: the anchors (B, k), then the best others by scores (B, N)."""
         # anchors rank above every other patch: both terms lie in [0, 2]
-        ranks = scores.scatter_add(1, chosen, scores.new_full(chosen.shape, 4.0))
-        return top(ranks, keep), scores
+        return top(scores.scatter_add(1, chosen, scores.new_full(chosen.shape, 4.0)), keep)

@@ -25,7 +25,6 @@ class EViT(Selector):
     """
 
     fuse: bool = True
-    proportional: float = 0.0
     differentiable: ClassVar[bool] = True
     distinct: ClassVar[bool] = True
     stages: ClassVar[tuple[str, ...]] = ("encoder",)  # a made token has no place in a prompt

@@ -23,7 +23,7 @@ class PiToMe(Method):
     Energy of a token: the mean over all tokens of f(cosine of keys), with f(c) = c above the margin and
     slope * (exp(c - margin) - 1) below it. The 2r patches of highest energy are candidates; in order of energy they are
     dealt alternately to A and B, and each A is averaged into the B most like it. The margin falls with depth, from
-    `margin` at the first block to 0 at the last: deeper tokens are more alike.
+    `margin` at the first block towards 0 behind the last: deeper tokens are more alike.
     """
 
     margin: float = 0.9

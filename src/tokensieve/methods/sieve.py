@@ -38,8 +38,8 @@ class SieveMethod(Method):
     that is the order in which max-min would pick, in one step instead of N. Keys are compared in `parts` groups of
     heads: their mean over all heads, ToMe's space, loses some of what tells patches apart, and every head by itself
     costs more time than it gives. The removal is geometric by default, the same share at every cut, and a cut comes at
-    every second block: at the same MACs every block is a little better up to 2x and no better at 3x, but in the same
-    time batches lose nothing by half as many decisions, and single images gain much. Evidence: benchmarks/sieve.md.
+    every second block: in the same time that is within 4 % of every block's error, less beyond 2x, and better for
+    single images where a decision costs much. Evidence: benchmarks/sieve.md.
 
     Between a vision tower and a language model patches are compared after the projector, as that model will see them.
 
@@ -57,7 +57,7 @@ class SieveMethod(Method):
         check(isinstance(self.parts, int) and self.parts >= 1, "parts", self.parts, "at least 1 group of heads")
 
     def spacing(self) -> int:
-        return 2  # measured: in the same time as good for batches, and better for single images
+        return 2  # measured: in the same time about as good as every block, and better where a decision costs much
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         self.check_keep(view, keep)

@@ -1,7 +1,7 @@
 """What methods keep of real photos, as plain arrays that `results.pictures` draws.
 
     viewer = load_viewer("vit-s14")
-    shown, selections = viewer.look(photo, Request("anchor", keep=0.4))
+    by_block = viewer.look([photo], Request("anchor", keep=0.4))[0]    # block -> Selection
 
 May import: torch, adapters, zoo, open_clip (inside functions).
 """

@@ -59,7 +59,7 @@ def weights() -> dict[str, Tensor]:
         import onnx
     except ModuleNotFoundError:
         raise MissingMaterialError(
-            "reading the ViT-S/14 needs the package onnx: `pip install tokensieve[onnx]`"
+            'reading the ViT-S/14 needs the package onnx: pip install "tokensieve[demo]"'
         ) from None
     from onnx import numpy_helper
 

@@ -21,10 +21,18 @@ from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, n
 from tokensieve.methods.base import Method
 from tokensieve.methods.two_stage import TwoStage
 
-__all__ = ["PROJECTOR", "VlmAttachment", "attach_vlm", "is_vlm"]
+__all__ = ["PROJECTOR", "VlmAttachment", "attach_vlm", "check_positions", "is_vlm"]
 
 PROJECTOR = -1  # the key of stage 1 in `kept` and `scores`
 POSITIONS = ("original", "renumber")
+
+
+def check_positions(positions: str) -> None:
+    """Raise where this is no way to count what stage 1 keeps."""
+    if positions not in POSITIONS:
+        raise OptionError(f"unknown positions {positions!r}.{nearest(str(positions), POSITIONS)}")
+
+
 _LLAVA = ("LlavaModel", "LlavaNextModel")
 _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _PARTS = ("vision_tower", "multi_modal_projector", "language_model.layers")
@@ -87,8 +95,7 @@ class VlmAttachment(Attachment):
         keep_average: int | float | None, schedule: str | None, positions: str,
     ) -> None:  # fmt: skip
         whole, inner = _unwrapped(model), _inner(model)
-        if positions not in POSITIONS:
-            raise OptionError(f"unknown positions {positions!r}.{nearest(str(positions), POSITIONS)}")
+        check_positions(positions)
         self.method, self.keep, self.keep_average = method, keep, keep_average
         self.positions, self.mode = positions, "prune"
         self.model, self.inner = whole, inner

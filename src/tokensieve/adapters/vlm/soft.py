@@ -134,9 +134,15 @@ class SoftPass(Pass):
 
 
 def attach_soft(
-    model: nn.Module, method: Method, softness: Softness, *, keep: Keep | None = None, at: Sequence[int] | None = None
+    model: nn.Module,
+    method: Method,
+    softness: Softness,
+    *,
+    keep: Keep | None = None,
+    at: Sequence[int] | None = None,
+    positions: str | None = None,
 ) -> VlmAttachment:
     """As `attach`, with forwards that merger and pruners can be trained through; the handle's `last` is a SoftPass."""
-    handle = attach_vlm(model, method, keep=keep, at=at, keep_average=None, schedule=None, positions=None)
+    handle = attach_vlm(model, method, keep=keep, at=at, keep_average=None, schedule=None, positions=positions)
     handle.new_pass = lambda attachment: SoftPass(attachment, softness)
     return handle

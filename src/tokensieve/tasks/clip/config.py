@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokensieve.core.budget import SCHEDULES, target_count
+from tokensieve.core.budget import check_schedule, target_count
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import list_methods, make_method
 
@@ -45,8 +45,8 @@ class SieveConfig:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise OptionError(f"--mode {self.mode}: no such mode.{nearest(self.mode, MODES)}")
-        if self.schedule is not None and self.schedule not in SCHEDULES:
-            raise OptionError(f"--schedule {self.schedule}: no such schedule.{nearest(self.schedule, SCHEDULES)}")
+        if self.schedule is not None:
+            check_schedule(self.schedule)
         for keep in (*(self.keep if isinstance(self.keep, tuple) else (self.keep,)), self.keep_average):
             if keep is not None:
                 target_count(1, keep)  # raises what is wrong with any number of patches

@@ -20,10 +20,9 @@ from tokensieve.errors import MissingMaterialError
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.minilm import minilm_folder
 
-__all__ = ["EMBED", "MODEL", "PRETRAINED", "build_default_clip", "default_dataset_root", "load_default_clip"]
+__all__ = ["EMBED", "MODEL", "build_default_clip", "default_dataset_root", "load_default_clip"]
 
 MODEL = "vit-s14-minilm"
-PRETRAINED = "tokensieve"
 EMBED = 128
 CONTEXT = 32  # tokens of a caption; prompts are short
 TRAINED = ("visual.proj", "text.proj.weight", "logit_scale")
