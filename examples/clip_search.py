@@ -20,8 +20,9 @@ def main() -> None:
     parser.add_argument("sentence")
     parser.add_argument("--model", default="ViT-B-16")
     parser.add_argument("--pretrained", default="openai")
-    parser.add_argument("--method", default="sieve", choices=sorted(tokensieve.list_methods("encoder")))
-    parser.add_argument("--keep", type=float, default=0.4)
+    methods = sorted(set(tokensieve.list_methods("encoder")) - {"learned"})  # that one needs a trained file
+    parser.add_argument("--method", default="sieve", choices=methods)
+    parser.add_argument("--keep", type=float, default=0.4, help="the share of patches that remain at the end")
     args = parser.parse_args()
     if not args.folder.is_dir():
         parser.error(f"there is no folder {args.folder}")

@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("image", type=Path)
     parser.add_argument("--model", default="deit_small_patch16_224")
     parser.add_argument("--pretrained", action="store_true")
-    parser.add_argument("--keep", type=float, default=0.5)
+    parser.add_argument("--keep", type=float, default=0.5, help="the share of patches that remain at the end")
     args = parser.parse_args()
     if not args.image.is_file():
         parser.error(f"there is no file {args.image}")

@@ -10,8 +10,10 @@ import pytest
 
 from tokensieve.cli import bench
 from tokensieve.cli.main import COMMANDS, main
+from tokensieve.cli.parser import Parser, take_pairs
 from tokensieve.methods.registry import list_methods
 from tokensieve.results.record import new_record, read_record
+from tokensieve.tasks.bench.config import SHARE_METHODS, BenchConfig
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -163,3 +165,75 @@ def test_methods_lists_all_and_shows_one(capsys: pytest.CaptureFixture[str]) -> 
     assert "alpha = 0.5" in out
     assert "Keep k anchors" in out
     assert "one cut" in run(capsys, "methods", "divprune")[1]
+
+
+@pytest.mark.parametrize(
+    ("absent", "argv", "extra"),
+    [
+        ("pydantic", ["train", "reid", "--config", "configs/synthetic/DeMo_SDTPS.yml"], "train"),
+        ("transformers", ["bench", "--vlm", "--rounds", "1"], "transformers"),
+    ],
+)
+def test_an_extra_that_is_not_installed_is_named(absent: str, argv: list[str], extra: str) -> None:
+    said = f'tokensieve: error: this needs {absent}: pip install "tokensieve[{extra}]"'
+    assert refused_without(absent, argv) == said
+
+
+def test_a_search_names_its_own_extra() -> None:
+    assert refused_without("pydantic", ["search", "clip"]).endswith('pip install "tokensieve[search]"')
+
+
+def refused_without(absent: str, argv: list[str]) -> str:
+    """The one line that a command gets where this package is not installed."""
+    code = f"import sys\nsys.modules[{absent!r}] = None\nfrom tokensieve.cli.main import main\nsys.exit(main({argv!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr.splitlines()[-1]
+
+
+def test_any_other_missing_module_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokensieve.cli.plan", None)
+    with pytest.raises(ModuleNotFoundError):
+        main(["plan"])
+
+
+def test_bench_takes_its_methods_for_the_share_too() -> None:
+    def config(*argv: str) -> BenchConfig:
+        parser = Parser()
+        bench.add_arguments(parser)
+        return bench._config(parser.parse(argv))
+
+    assert config("--share", "--methods", "sieve").share_methods == ("sieve",)
+    assert config("--share").share_methods == SHARE_METHODS
+    assert config("--vlm", "--share", "--methods", "fastv").share_methods == SHARE_METHODS
+
+
+def test_plan_has_a_budget_whatever_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["plan", "--model", "ViT-B-16", "--method"]
+    _, plain, _ = run(capsys, *given, "sieve")
+    code, weighed, _ = run(capsys, *given, "sieve", "weight=0.5")
+    assert code == 0
+    assert weighed == plain  # an option that is no budget leaves the default of 0.4
+    _, plain, _ = run(capsys, *given, "anchor")
+    _, weighed, _ = run(capsys, *given, "anchor", "alpha=0.5")
+    assert weighed == plain
+    _, own, _ = run(capsys, *given, "anchor", "k=8", "m=24")
+    assert " 33 " in own  # CLS and k + m
+    assert "is a list" in refused(capsys, *given, "sieve", "--keep_average", "0.7,0.5")
+
+
+@pytest.mark.parametrize(
+    ("words", "pairs"),
+    [
+        (["--method", "fastv", "fold=True"], ["fold=True"]),
+        (["--method=fastv", "fold=True"], ["fold=True"]),
+        (["fold=True", "k=3", "--keep", "3"], ["fold=True", "k=3"]),
+        (["--method_option", "fold=True"], []),
+        (["-o", "k=1.json"], []),
+    ],
+)
+def test_pairs_that_are_no_flags_values(words: list[str], pairs: list[str]) -> None:
+    found, rest = take_pairs(words)
+    assert found == pairs
+    assert sorted([*found, *rest]) == sorted(words)

@@ -84,7 +84,19 @@ def test_the_page_is_well_formed_and_asks_for_nothing_outside() -> None:
 def test_names_are_escaped_everywhere() -> None:
     evil = "<script>alert('x')</script>\"'>&<img src=x onerror=alert(1)>"
     run = make_run("sieve", 0.5)
-    places = ("model", "dataset", "pretrained", "task", "language", "method", "mode", "schedule", "cpu", "device")
+    places = (
+        "model",
+        "dataset",
+        "pretrained",
+        "task",
+        "language",
+        "method",
+        "mode",
+        "schedule",
+        "positions",
+        "cpu",
+        "device",
+    )
     places += ("option_a", "command", "version_torch", "at")
     for place in places:
         bad = run | {place: evil}

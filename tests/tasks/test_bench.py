@@ -238,10 +238,10 @@ def test_share_is_of_twelve_blocks_with_the_selections() -> None:
     assert rows[1]["met"] is None
 
 
-def test_memory_compares_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    peaks = {None: 1000, "evit": 900, "tome": 1100}
+def test_memory_compares_the_middle_of_three_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks = {None: [1000, 990, 5000], "evit": [4000, 900, 100], "tome": [1100, 1101, 1099]}
     monkeypatch.setattr(
-        memory, "_in_process", lambda c, m, b, method, k: {"peak": peaks[method], "includes_loading": 0}
+        memory, "_in_process", lambda c, m, b, method, k: {"peak": peaks[method].pop(), "includes_loading": 0}
     )
     ticks: list[str] = []
     wanted = config(parts=("memory",), keep=(0.5,), batches=(1,))

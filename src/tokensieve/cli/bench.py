@@ -40,9 +40,14 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--threads", type=int, metavar="T", help="threads of torch on CPU (default: as torch has it)")
     add("--seed", type=int, metavar="S", help="of random weights and images (default: 0)")
     add("--speed", action="store_true", help="measure speed; the default where no part is named")
-    add("--share", action="store_true", help="measure selection's share of the time as patches grow to 4096")
+    add("--share", action="store_true",
+        help="measure selection's share of the time as patches grow to 4096 (--quick: 1024), keep 0.5")  # fmt: skip
     add("--memory", action="store_true", help="measure peak memory, each in a fresh process")
-    add("--vlm", action="store_true", help="measure a LLaVA with random weights; --methods, --keep and --batch are its")
+    add(
+        "--vlm",
+        action="store_true",
+        help="measure a LLaVA of random weights; --methods, --keep, --batch, --schedule are its",
+    )
     add("-o", "--output", metavar="FILE", help="write the record here, as JSON, when all is measured")
 
 
@@ -73,6 +78,8 @@ def _config(args: Namespace) -> BenchConfig:
         "parts": tuple(part for part in PARTS if getattr(args, part)) or None,
     }
     said = {name: value for name, value in said.items() if value is not None}
+    if args.methods and not args.vlm:
+        said["share_methods"] = said["methods"]
     return quick(**said) if args.quick else BenchConfig(**said)
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from tokensieve.cli.config_file import actions_of, hint, read_table, table_words
-from tokensieve.cli.parser import Parser, option_pairs
+from tokensieve.cli.parser import Parser, option_pairs, take_pairs
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 
 __all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_reduction_flags", "add_seed_flags", "add_shared_flags", "parse",
-           "refuse_both", "sieve_config", "take_pairs"]  # fmt: skip
+           "refuse_both", "sieve_config"]  # fmt: skip
 
 # the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
@@ -29,7 +28,6 @@ _SWITCHES = {"method", *_SEEDS}
 # a flag on the command line takes the others of its group out of the file
 EXCLUSIVE = ({"keep", "keep_average"}, {"amp", "no_amp"}, {"val_split", "val_proportion"})
 _DEFAULTED = ("model", "pretrained", "dataset", "dataset_root")
-_PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 
 def add_reduction_flags(parser: ArgumentParser) -> None:
@@ -123,15 +121,6 @@ def _settle(own: Namespace, found: Namespace, defaults: dict[str, Any]) -> None:
         if own.images < 1:
             raise OptionError(f"--images {own.images}: at least 1")
         found.images = own.images  # beside clip_benchmark's own, so that it is part of what a result is of
-
-
-def take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Bare KEY=VALUE words, and the rest. One right after a flag is that flag's value."""
-    pairs: list[str] = []
-    rest: list[str] = []
-    for before, word in zip(["", *argv], argv, strict=False):
-        (pairs if _PAIR.match(word) and not before.startswith("--") else rest).append(word)
-    return pairs, rest
 
 
 def _flags(parser: ArgumentParser) -> list[str]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.cli.config_file import with_file
-from tokensieve.cli.parser import Parser, blocks, budget, keep_number, option_pairs, show
+from tokensieve.cli.parser import Parser, blocks, budget, keep_number, option_pairs, show, take_pairs
+from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError
 
 EXCLUSIVE = ({"keep", "keep_average"},)
@@ -23,7 +24,8 @@ EPILOG = """examples:
   tokensieve eval vlm --method fastv --keep_average 0.5
   tokensieve eval vlm --method divprune --keep 48 --images 50 -o runs/divprune.json
   tokensieve eval vlm --method pyramiddrop --keep 0.4,0.2 --at 2,5
-  tokensieve eval vlm --adapter outputs/checkpoints -o runs/learned.json
+  tokensieve eval vlm --method cdpruner --keep_average 0.33 fold=True
+  tokensieve eval vlm --adapter outputs -o runs/learned.json
   tokensieve eval vlm --model llava-hf/llava-1.5-7b-hf --data mine.jsonl --metric vqa --method visionzip --keep 64
   tokensieve eval vlm --config runs/search-vlm/front/0007.yaml
   tokensieve report runs -o report.html"""
@@ -48,7 +50,9 @@ def main(argv: Sequence[str]) -> int:
 def eval_args(argv: Sequence[str]) -> Namespace:
     """The command line, with the flags of its --config FILE, checked."""
     parser = eval_parser()
-    args = parser.parse(with_file(parser, argv, EXCLUSIVE))
+    pairs, words = take_pairs(argv)
+    args = parser.parse(with_file(parser, words, EXCLUSIVE))
+    args.method_option = [*args.method_option, *pairs]
     if args.keep is not None and args.keep_average is not None:
         raise OptionError("--keep and --keep_average contradict each other: give one")
     return args
@@ -64,7 +68,10 @@ def eval_parser() -> Parser:
     add("--keep", type=budget, metavar="K", help="vision tokens that remain at the end: a count, a ratio, or a list")
     add("--keep_average", type=keep_number, metavar="K", help="instead: vision tokens that remain on layer average")
     add("--at", type=blocks, metavar="L", help="decoder layers before which tokens leave, as 2 or 2,4,6")
-    add("--method_option", action="append", default=[], metavar="KEY=VALUE", help="an option of the method, repeatable")
+    add("--schedule", metavar="NAME", help=f"how they leave: {', '.join(SCHEDULES)} (default: the method's)")
+    add("--positions", metavar="P", help="of what stage 1 keeps: original, or renumber (default: original)")
+    add("--method_option", action="append", default=[], metavar="KEY=VALUE",
+        help="an option of the method, as often as needed; also as a bare word KEY=VALUE")  # fmt: skip
     add("--adapter", type=Path, metavar="PATH", help="what `tokensieve train vlm` wrote; the method is two_stage then, "
         "unless merger or pruner is named, with the budget it was trained for")  # fmt: skip
     add("--images", type=int, metavar="N", help="the first so many (default: all of --data, 200 generated)")
@@ -80,6 +87,7 @@ def eval_parser() -> Parser:
 
 def eval_options(args: Namespace) -> Any:
     """What `evaluate_vlm` takes."""
+    from tokensieve.methods.registry import make_method
     from tokensieve.tasks.vlm.evaluate import VlmEvalOptions
 
     method, options = args.method, option_pairs(args.method_option)
@@ -87,9 +95,14 @@ def eval_options(args: Namespace) -> Any:
         method = method or "two_stage"
         if options.setdefault("adapter", str(args.adapter)) != str(args.adapter):
             raise OptionError("--adapter and --method_option adapter=... contradict each other: give one")
-    names = ("model", "data", "keep", "keep_average", "images", "batch_size", "metric", "new_tokens", "samples")
+    names = (
+        "model", "data", "keep", "keep_average", "schedule", "positions", "images", "batch_size", "metric",
+        "new_tokens", "samples",
+    )  # fmt: skip
     given = {name: getattr(args, name) for name in names}
     given |= {name: getattr(args, name) for name in ("prompt", "seed") if getattr(args, name) is not None}
+    if method not in (None, "none"):
+        make_method(method, **options)  # what is wrong with them is said before a model is loaded
     at = None if args.at is None else tuple(args.at)
     return VlmEvalOptions(**given, method=method or "none", at=at, options=options)
 

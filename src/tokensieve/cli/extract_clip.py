@@ -12,8 +12,8 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config, take_pairs
-from tokensieve.cli.parser import budget, keep_number
+from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config
+from tokensieve.cli.parser import budget, keep_number, take_pairs
 from tokensieve.errors import DataError, OptionError
 from tokensieve.results.record import cores
 

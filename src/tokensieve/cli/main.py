@@ -30,6 +30,15 @@ COMMANDS = {
     "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
 }
 
+# what only some commands need -> the extra that brings it
+_EXTRAS = {
+    "accelerate": "train",
+    "pydantic": "train",
+    "pytorch_metric_learning": "train",
+    "tensorboard": "train",
+    "transformers": "transformers",
+}
+
 _EPILOG = """commands:
 {commands}
 
@@ -48,6 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except TokensieveError as error:
         print(f"tokensieve: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in _EXTRAS:
+            raise
+        extra = _EXTRAS[missing]
+        print(f'tokensieve: error: this needs {missing}: pip install "tokensieve[{extra}]"', file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("tokensieve: interrupted", file=sys.stderr)

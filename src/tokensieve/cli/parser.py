@@ -5,13 +5,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from tokensieve.core.budget import parse_keep
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError, nearest
 
-__all__ = ["Parser", "blocks", "budget", "keep_number", "option_pairs", "run_part", "show"]
+__all__ = [
+    "Parser",
+    "add_budget_flags",
+    "blocks",
+    "budget",
+    "keep_number",
+    "keep_or_default",
+    "option_pairs",
+    "run_part",
+    "show",
+    "take_pairs",
+]
+
+
+_BUDGETS = {"k", "m", "adapter"}  # options that are a budget by themselves: anchor's, and what was trained for one
+_PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 
 class Parser(argparse.ArgumentParser):
@@ -44,8 +60,26 @@ def keep_number(text: str) -> int | float:
     """One budget as typed: "60" is a count, "0.4" a ratio."""
     keep = budget(text)
     if isinstance(keep, list):
-        raise argparse.ArgumentTypeError(f"{text!r} is a list; give the budgets apart, as in --keep 0.5 0.25")
+        raise argparse.ArgumentTypeError(f"{text!r} is a list; give one number (several, where taken, as 0.5 0.25)")
     return keep
+
+
+def add_budget_flags(parser: argparse.ArgumentParser) -> None:
+    """--keep and --keep_average of a command that has a budget of its own: `keep_or_default` reads them."""
+    add = parser.add_argument
+    add("--keep", type=budget, metavar="K",
+        help="ratio or count at the end, or a list 0.7,0.5 (default: what KEY=VALUE say, or 0.4)")  # fmt: skip
+    add("--keep_average", type=keep_number, metavar="K", help="instead: ratio or count on average over all layers")
+
+
+def keep_or_default(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
+    """`--keep`. Where no budget is given: None if the method's own options are one, else 0.4."""
+    if args.keep is not None or args.keep_average is not None:
+        return args.keep
+    from tokensieve.methods.registry import make_method
+
+    own = make_method(args.method, **options).own_keep() if _BUDGETS & options.keys() else None
+    return 0.4 if own is None else None
 
 
 def blocks(text: str) -> list[int]:
@@ -65,6 +99,16 @@ def option_pairs(pairs: Sequence[str]) -> dict[str, Any]:
             raise OptionError(f"{pair!r} is no KEY=VALUE")
         found[key] = _value(value)
     return found
+
+
+def take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Bare KEY=VALUE words, and the rest. One right after a flag (not --flag=value) is that flag's value."""
+    pairs: list[str] = []
+    rest: list[str] = []
+    for before, word in zip(["", *argv], argv, strict=False):
+        waits = before.startswith("-") and "=" not in before
+        (pairs if _PAIR.match(word) and not waits else rest).append(word)
+    return pairs, rest
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.parser import blocks, budget, option_pairs, show
+from tokensieve.cli.parser import add_budget_flags, blocks, keep_or_default, option_pairs, show
 from tokensieve.errors import OptionError
 from tokensieve.results.record import check_writable, new_record, write_record
 from tokensieve.tasks.plan.gpus import GPUS, find_gpu
@@ -41,13 +41,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         help="of open_clip, or llava-1.5-7b, llava-1.5-13b, or a LLaVA's folder (default: ViT-L-14-336)")  # fmt: skip
     add("--images", type=number, default=1e6, metavar="N", help="how many; for a LLaVA, questions (default: 1e6)")
     add("--method", default="sieve", metavar="NAME", help="see `tokensieve methods` (default: sieve)")
-    add(
-        "--keep",
-        type=budget,
-        metavar="K",
-        help="ratio or count at the end, or a list (default: 0.4, where no KEY=VALUE says more)",
-    )
-    add("--keep_average", type=budget, metavar="K", help="instead: ratio or count on average over all layers")
+    add_budget_flags(parser)
     add("--at", type=blocks, metavar="BLOCKS", help="where tokens leave (default: the method's)")
     add("--schedule", metavar="NAME", help="how they leave over the depth (default: the method's)")
     add("--gpu", default="a100", metavar="NAME", help=f"{', '.join(GPUS)} (default: a100)")
@@ -99,9 +93,8 @@ def run(args: Namespace) -> int:
 def _reduction(args: Namespace) -> dict[str, Any]:
     """What `attach` takes."""
     options = option_pairs(args.options)
-    unsaid = args.keep is None and args.keep_average is None and not options
     return {
-        "method": args.method, "keep": 0.4 if unsaid else args.keep, "keep_average": args.keep_average, "at": args.at,
+        "method": args.method, "keep": keep_or_default(args, options), "keep_average": args.keep_average, "at": args.at,
         "schedule": args.schedule, **options,
     }  # fmt: skip
 

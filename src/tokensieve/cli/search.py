@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.parser import Parser, option_pairs
+from tokensieve.cli.parser import Parser, option_pairs, take_pairs
 from tokensieve.cli.searching import add_ray_flags, carry_out, managing
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 
@@ -41,12 +41,11 @@ def main(argv: Sequence[str]) -> int:
     if task not in TASKS:
         raise UnknownNameError(f"tokensieve search does not know {task!r}.{nearest(task, TASKS)}")
     args, rest = search_parser(task).parse_known_args(words)
+    pairs, rest = take_pairs(rest)
+    config = _config(task, args)  # first: it names the extra that a search needs
 
-    from tokensieve.cli.clip_flags import take_pairs
     from tokensieve.cli.search_eval import eval_search, task_of
 
-    pairs, rest = take_pairs(rest)
-    config = _config(task, args)
     fixed = {**config.eval_settings, **task_of(task).given(rest), **option_pairs(pairs)}
     command = shlex.join(["tokensieve", "search", *argv])
     return carry_out(eval_search(task, config, fixed, args.images, command))

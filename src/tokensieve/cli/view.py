@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokensieve.cli.parser import blocks, budget, option_pairs
+from tokensieve.cli.parser import add_budget_flags, blocks, keep_or_default, option_pairs
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError
 from tokensieve.results.record import check_writable, write_whole
@@ -33,8 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("image", metavar="IMAGE", help="the photo")
     add("options", nargs="*", metavar="KEY=VALUE", help="options of the method")
     add("--method", default="anchor", metavar="NAME", help="see `tokensieve methods` (default: anchor)")
-    add("--keep", type=budget, metavar="K", help="ratio or count at the end, or a list 0.7,0.5 (default: 0.4)")
-    add("--keep_average", type=budget, metavar="K", help="instead: ratio or count on average over all blocks")
+    add_budget_flags(parser)
     add("--at", type=blocks, metavar="BLOCKS", help="where patches leave, such as 5 or 3,6,9 (default: the method's)")
     add("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: the method's)")
     add("--mode", choices=("prune", "analyse"), default="prune", help="analyse: every block scores the whole photo")
@@ -53,8 +52,9 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.pictures import Request, load_viewer
 
     photo = read_photo(args.image)
-    keep = 0.4 if args.keep is None and args.keep_average is None and not options else args.keep
-    request = Request(args.method, keep, args.keep_average, args.at, args.schedule, args.mode, options)
+    request = Request(
+        args.method, keep_or_default(args, options), args.keep_average, args.at, args.schedule, args.mode, options
+    )
     viewer = load_viewer(args.model, args.pretrained)
     found = viewer.look([photo], request)[0]
     shown = args.blocks or [max(found)]

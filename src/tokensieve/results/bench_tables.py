@@ -96,7 +96,7 @@ def _share(rows: list[Row]) -> Table:
 
 def _memory(rows: list[Row]) -> Table:
     table = _table(
-        "Peak memory, each in a process of its own",
+        "Peak memory, the middle of three processes",
         ("model", "batch", "method", "keep"),
         ("untouched MiB", "reduced MiB", "ratio"),
     )

@@ -117,7 +117,7 @@ def test_what_is_wrong_is_one_line(tiny, here, capsys, more, words) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"search_settings": {"space": {"method": ["grid"], "schedule": ["constnat"]}}}, "no such schedule"),
+        ({"search_settings": {"space": {"method": ["grid"], "schedule": ["constnat"]}}}, "unknown schedule"),
         ({"search_settings": {"space": {"method": ["tome", "tomee"]}}}, "tomee"),
         ({"search_settings": {"space": {"method": ["grid"], "alpha": [0.5]}}}, "named 'alpha'"),
         ({"search_settings": {"sapce": {}}}, 'Did you mean "search_settings.space"'),

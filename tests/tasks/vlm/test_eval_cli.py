@@ -11,6 +11,7 @@ from PIL import Image
 
 from tokensieve.cli.main import main
 from tokensieve.results.evals import main_metric, read_eval, write_csv
+from tokensieve.results.report.vlm import with_baselines
 from tokensieve.tasks.vlm.base import save_small_llava
 from tokensieve.tasks.vlm.processor import build_processor
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava
@@ -97,6 +98,30 @@ def test_untouched_and_generated(folder: Path, tmp_path: Path) -> None:
     assert found["samples"] == []
     again = result(folder, tmp_path, "--images", 2, "--samples", 0, "--seed", 5)
     assert again["seed"] == 5
+
+
+def test_options_schedule_and_positions_are_the_methods(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ("--images", 2, "--samples", 0, "--keep_average", 0.5)
+    flags = ("--method", "divprune", "--positions", "renumber", "fold=True")
+    found = result(folder, tmp_path, *given, *flags)
+    assert (found["option_fold"], found["positions"], found["schedule"]) == (True, "renumber", None)
+    untouched = with_baselines([found])[0]
+    assert (untouched["method"], untouched["positions"], untouched["option_fold"]) == ("none", None, None)
+    found = result(folder, tmp_path, "--images", 2, "--samples", 0, "--keep", 40, "--method", "random",
+                   "--schedule", "linear", "--at", "0,1")  # fmt: skip
+    assert (found["schedule"], found["tokens_per_layer"]) == ("linear", "75 40")  # two thirds of 104 leave first
+    assert found["positions"] is None
+    assert with_baselines([found])[0]["schedule"] is None
+    assert "foldd" in refused(capsys, "--model", folder / "model", *given, "--method", "fastv", "foldd=True")
+    assert "renumbered" in refused(capsys, "--model", folder / "model", *given, *flags[:2], "--positions", "renumbered")
+    assert "lineal" in refused(capsys, "--model", folder / "model", *given, *flags[:2], "--schedule", "lineal")
+    loose = ("--model", folder / "model", "--keep", 40, "--method")
+    assert "--positions renumber" in refused(capsys, *loose, "fastv", "--positions", "renumber")
+    assert "--schedule linear" in refused(capsys, *loose, "divprune", "--schedule", "linear")
+    assert "'schedule'" in refused(capsys, *loose, "divprune", "schedule=linear")
+    assert "positions does nothing" in refused(capsys, "--model", folder / "model", "--positions", "renumber")
 
 
 def test_keeping_everything_changes_no_answer(folder: Path, tmp_path: Path) -> None:

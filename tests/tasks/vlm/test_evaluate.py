@@ -143,13 +143,14 @@ def test_learned_networks_are_counted(tiny: Any) -> None:
     assert learned_macs(handle, 7) == 0
 
 
-def test_soft_answers_are_those_of_dropping(tiny: Any, processor: Any) -> None:
+@pytest.mark.parametrize("positions", ["original", "renumber"])
+def test_soft_answers_are_those_of_dropping(tiny: Any, processor: Any, positions: str) -> None:
     torch.manual_seed(0)
     merger = TokenMerger(width=32, text_width=32, kind="question_aware", ratio=0.5, inner=16, heads=2)
     pruners = LayerPruners(32, 2, [1], patches=144, inner=16, heads=2, keep=0.5)
     method = TwoStage(first=Merger(adapter=merger.eval()), second=Pruner(adapter=pruners.eval()), merge_keep=0.5)
     model = twin(tiny)
-    handle = attach(model, method, keep=20)
+    handle = attach(model, method, keep=20, positions=positions)
     questions = held_out_questions(2)
     hard = ask_all(model, processor, questions, 4, handle).texts
     assert is_learned(handle)

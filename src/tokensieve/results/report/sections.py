@@ -167,8 +167,8 @@ class Column:
 
 # settings in the order of their columns, after method and budget; those the same in all runs stand above the table
 _SETTINGS = (
-    "dataset", "model", "pretrained", "task", "language", "mode", "at", "schedule", "fuse_weight", "images",
-    "batch_size", "amp", "seed", "device", "threads", "cpu", "cores", "speed_batches",
+    "dataset", "model", "pretrained", "task", "language", "mode", "at", "schedule", "positions", "fuse_weight",
+    "images", "batch_size", "amp", "seed", "device", "threads", "cpu", "cores", "speed_batches",
 )  # fmt: skip
 
 _RESULTS = (  # key, heading, how to write it

@@ -33,16 +33,9 @@ def with_baselines(runs: Sequence[Run]) -> list[Run]:
         first = next((run for run in group if is_vlm(run) and isinstance(run.get("baseline"), Mapping)), None)
         if first is not None and not any(r.is_baseline(run) for run in group):
             gone = (
-                "keep",
-                "keep_average",
-                "at",
-                "mode",
-                "speedup",
-                "speedup_low",
-                "speedup_high",
-                "possible",
-                "gained",
-            )
+                "keep", "keep_average", "at", "schedule", "positions", "mode", "speedup", "speedup_low", "speedup_high",
+                "possible", "gained",
+            )  # fmt: skip
             options = [key for key in first if key.startswith("option_")]
             plain = dict.fromkeys((*gone, *options, "samples", "rows", "command", "seconds"))
             found.append({**first, **plain, **first["baseline"], "method": "none", "reduced": False})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokensieve.core.budget import SCHEDULES, target_count
+from tokensieve.core.budget import check_schedule, target_count
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import list_methods
 
@@ -44,8 +44,8 @@ class BenchConfig:
         for method in self.methods + self.share_methods + self.vlm_methods:
             if method not in list_methods():
                 raise UnknownNameError(f"unknown method {method!r}.{nearest(method, list_methods())}")
-        if self.schedule is not None and self.schedule not in SCHEDULES:
-            raise OptionError(f"unknown schedule {self.schedule!r}.{nearest(self.schedule, SCHEDULES)}")
+        if self.schedule is not None:
+            check_schedule(self.schedule)
         for name, numbers in (("batch", self.batches), ("rounds", (self.rounds,)), ("threads", (self.threads,))):
             for number in numbers or ():
                 if number is not None and number < 1:

@@ -30,7 +30,7 @@ def measure_share(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
     """A row for each number of patches and method.
 
     share: of the time of an encoder of twelve such blocks, with the method's own number of cuts (every block, every
-    third, one). block_share: of the time of the block it works in.
+    second or third, one). block_share: of the time of the block it works in.
 
     Selection is the method's decision and applying it, on the queries and keys that the block's own attention made. A
     cut takes out its part of a budget of one half. All at the full number of patches: blocks after a cut cost less, but

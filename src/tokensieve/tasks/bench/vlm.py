@@ -80,7 +80,8 @@ def candidates_of(model: Any, config: BenchConfig) -> list[Candidate]:
             if method == "two_stage":  # half of the reduction, as a ratio, at each stage
                 options["merge_keep"] = math.sqrt(keep if isinstance(keep, float) else keep / (SIDE // PATCH) ** 2)
             name = "fastv" if method == KEEP_ALL else method
-            out.append(Candidate(method, keep, copy, cast(VlmAttachment, attach(copy, name, keep=keep, **options))))
+            handle = attach(copy, name, keep=keep, schedule=config.schedule, **options)
+            out.append(Candidate(method, keep, copy, cast(VlmAttachment, handle)))
     return out
 
 

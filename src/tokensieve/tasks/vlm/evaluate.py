@@ -23,8 +23,10 @@ import torch
 
 from tokensieve.adapters.attach import attach
 from tokensieve.adapters.vlm import VlmAttachment
-from tokensieve.core.budget import Keep
+from tokensieve.adapters.vlm.handle import check_positions
+from tokensieve.core.budget import Keep, check_schedule
 from tokensieve.errors import OptionError, UnknownNameError, nearest
+from tokensieve.methods.registry import make_method
 from tokensieve.results.evals import EVAL_FORMAT
 from tokensieve.results.pictures import jpeg_uri
 from tokensieve.results.record import hardware, versions
@@ -53,6 +55,8 @@ class VlmEvalOptions:
     keep: Keep | None = None
     keep_average: int | float | None = None
     at: tuple[int, ...] | None = None
+    schedule: str | None = None
+    positions: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     images: int | None = None
     batch_size: int = 16
@@ -65,13 +69,18 @@ class VlmEvalOptions:
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
             raise UnknownNameError(f"unknown metric {self.metric!r}.{nearest(self.metric, METRICS)}")
+        if self.schedule is not None:
+            check_schedule(self.schedule)
+        if self.positions is not None:
+            check_positions(self.positions)
         lowest = {"images": 1, "batch_size": 1, "new_tokens": 1, "samples": 0, "seed": 0}
         for name, least in lowest.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise OptionError(f"--{name} {value}: at least {least}")
         if self.method == "none":
-            given = [n for n in ("keep", "keep_average", "at") if getattr(self, n) is not None] + list(self.options)
+            budget = ("keep", "keep_average", "at", "schedule", "positions")
+            given = [n for n in budget if getattr(self, n) is not None] + list(self.options)
             if given:
                 raise OptionError(f"{given[0]} does nothing without --method: see `tokensieve methods`")
 
@@ -107,9 +116,15 @@ def attach_reduced(model: Any, options: VlmEvalOptions) -> tuple[Any, VlmAttachm
     reduced = twin(model)
     at = list(options.at) if options.at else None
     handle = attach(
-        reduced, options.method, keep=options.keep, keep_average=options.keep_average, at=at, **options.options
-    )
-    return reduced, cast(VlmAttachment, handle)
+        reduced, make_method(options.method, **options.options), keep=options.keep, keep_average=options.keep_average,
+        at=at, schedule=options.schedule, positions=options.positions,
+    )  # fmt: skip
+    handle = cast(VlmAttachment, handle)
+    if options.positions is not None and handle.first is None:
+        raise OptionError(f"--positions {options.positions}: {options.method} takes nothing out before the decoder")
+    if options.schedule is not None and not handle.at:
+        raise OptionError(f"--schedule {options.schedule}: {options.method} cuts once, before the decoder")
+    return reduced, handle
 
 
 def plan_of(model: Any) -> VlmAttachment:
@@ -212,6 +227,8 @@ def _method(options: VlmEvalOptions, handle: VlmAttachment | None) -> dict[str, 
         "keep": ",".join(map(str, keep)) if isinstance(keep, Sequence) else keep,
         "keep_average": options.keep_average,
         "at": None if handle is None else ",".join(map(str, handle.at)) or None,
+        "schedule": None if handle is None or not handle.at else handle.schedule,
+        "positions": None if handle is None or handle.first is None else handle.positions,
         "reduced": handle is not None and handle.reduces,
         **{f"option_{name}": value for name, value in options.options.items()},
     }

@@ -33,7 +33,8 @@ def soft_answers(
     counts = handle.counts(handle.patches)
     softness = Softness()
     soft: Any = twin(model)
-    attach_soft(soft, handle.method, softness, keep=[counts[layer] for layer in handle.at], at=handle.at)
+    keep = [counts[layer] for layer in handle.at]
+    attach_soft(soft, handle.method, softness, keep=keep, at=handle.at, positions=handle.positions)
     texts: list[str] = []
     ends = soft.generation_config.eos_token_id
     end = torch.tensor(ends if isinstance(ends, list) else [ends], device=soft.device)
