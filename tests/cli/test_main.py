@@ -231,9 +231,14 @@ def test_plan_has_a_budget_whatever_the_options(capsys: pytest.CaptureFixture[st
         (["fold=True", "k=3", "--keep", "3"], ["fold=True", "k=3"]),
         (["--method_option", "fold=True"], []),
         (["-o", "k=1.json"], []),
+        (["--switch", "fold=True"], ["fold=True"]),
+        (["--flag", "fold=True"], []),
     ],
 )
 def test_pairs_that_are_no_flags_values(words: list[str], pairs: list[str]) -> None:
-    found, rest = take_pairs(words)
+    parser = Parser()
+    parser.add_argument("--switch", action="store_true")
+    parser.add_argument("--flag")
+    found, rest = take_pairs(words, parser)
     assert found == pairs
     assert sorted([*found, *rest]) == sorted(words)

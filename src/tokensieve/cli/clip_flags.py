@@ -81,7 +81,7 @@ def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
     if {"-h", "--help"} & set(argv):
         print(_help(ours, theirs))
         raise SystemExit(0)
-    bare, words = take_pairs(argv)
+    bare, words = take_pairs(argv, ours, theirs)
     file = ours.parse_known_args(words)[0].config
     words = [*(_file_words(file, ours, theirs, words) if file else []), *words]
     own, rest = ours.parse_known_args(words)

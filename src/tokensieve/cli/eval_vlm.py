@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
 def eval_args(argv: Sequence[str]) -> Namespace:
     """The command line, with the flags of its --config FILE, checked."""
     parser = eval_parser()
-    pairs, words = take_pairs(argv)
+    pairs, words = take_pairs(argv, parser)
     args = parser.parse(with_file(parser, words, EXCLUSIVE))
     args.method_option = [*args.method_option, *pairs]
     if args.keep is not None and args.keep_average is not None:

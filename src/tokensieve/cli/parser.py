@@ -101,12 +101,18 @@ def option_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def take_pairs(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Bare KEY=VALUE words, and the rest. One right after a flag (not --flag=value) is that flag's value."""
+def take_pairs(argv: Sequence[str], *parsers: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """Bare KEY=VALUE words, and the rest. One right after a flag that takes a value (not --flag=value) is that value.
+
+    parsers: those that know which flags are switches, and take none.
+    """
+    switches = {
+        flag for parser in parsers for flag, action in parser._option_string_actions.items() if action.nargs == 0
+    }
     pairs: list[str] = []
     rest: list[str] = []
     for before, word in zip(["", *argv], argv, strict=False):
-        waits = before.startswith("-") and "=" not in before
+        waits = before.startswith("-") and "=" not in before and before not in switches
         (pairs if _PAIR.match(word) and not waits else rest).append(word)
     return pairs, rest
 
