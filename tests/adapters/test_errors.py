@@ -221,3 +221,54 @@ def test_what_is_done_to_kept_changes_nothing():
         before = handle.restore(tokens)
         handle.kept[0].add_(1)
         assert torch.equal(handle.restore(tokens), before)
+
+
+@pytest.mark.parametrize("mode", ["analyse", "fuse"])
+@pytest.mark.parametrize("method", ["tome", "pitome"])
+def test_a_method_that_at_most_halves_is_refused_where_it_chooses_from_all(method: str, mode) -> None:
+    tiny = tiny_model("openclip")
+    with pytest.raises(BudgetError, match=rf'mode="{mode}" chooses from all 36 patches.*keep at least 18'):
+        tokensieve.attach(tiny.model, method, keep=0.3, mode=mode)
+    with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=0.5, mode=mode) as handle:
+        tiny.feature(tiny.model, tiny.images(1))
+        assert handle.kept[handle.at[-1]].shape == (1, 18)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"keep": 9, "at": 1.5}, "at=1.5: give a block of 0 to 3"),
+        ({"keep": 9, "at": True}, "at=True"),
+        ({"keep": {}}, "keep={}"),
+        ({"keep_average": [1, 2]}, r"keep=\[1, 2\]"),
+        ({"keep": 9, "fuse_weight": "a"}, "fuse_weight='a'"),
+        ({"keep": 9, "text": "a dog"}, "text takes features.*not str"),
+        ({"keep": 9, "text": torch.randn(1, 16)}, "Anchor does not look at any"),
+    ],
+)
+def test_arguments_of_the_wrong_kind(given: dict, said: str) -> None:
+    with pytest.raises((OptionError, BudgetError), match=said):
+        tokensieve.attach(tiny_model("openclip").model, "anchor", **given)
+
+
+def test_what_is_no_module() -> None:
+    with pytest.raises(UnsupportedModelError, match="a torch module, not int"):
+        tokensieve.attach(3, "anchor", keep=9)  # type: ignore[arg-type]
+
+
+def test_blocks_may_be_numpys() -> None:
+    import numpy as np
+
+    model = tiny_model("openclip").model
+    for at in (np.int64(2), np.array([2])):
+        with tokensieve.attach(model, "evit", keep=9, at=at) as handle:
+            assert handle.at == (2,)
+
+
+def test_a_class_derived_from_a_timm_vit() -> None:
+    tiny = tiny_model("timm")
+    cls = type(tiny.model)
+    tiny.model.__class__ = type("Mine", (cls,), {"__module__": "mine"})
+    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=9, at=0) as handle:
+        tiny.feature(tiny.model, tiny.images(1))
+        assert handle.kept[0].shape == (1, 9)

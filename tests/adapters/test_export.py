@@ -33,6 +33,8 @@ EXPORTED = [
     ("timm", "tome", {}),
     ("timm_eva", "grid", {"fold": True}),
     ("transformers_clip", "evit", {}),
+    ("transformers_dinov2", "sieve", {}),
+    ("transformers_dinov2_registers", "tome", {}),
 ]
 
 
@@ -55,7 +57,12 @@ def test_export_of_a_fusing_model() -> None:
         assert torch.allclose(program(other), tiny.feature(tiny.model, other), atol=1e-5)
 
 
-ONNX = [("openclip", "anchor", {}), ("openclip", "tome", {}), ("timm", "evit", {}), ("timm", "grid", {"fold": True})]
+ONNX = [
+    *(("openclip", method, {}) for method in sorted(set(tokensieve.list_methods("encoder")) - {"learned"})),
+    ("timm", "evit", {}),
+    ("timm", "grid", {"fold": True}),
+    ("transformers_dinov2", "sieve", {}),
+]
 
 
 @pytest.mark.slow

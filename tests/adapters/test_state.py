@@ -277,3 +277,41 @@ def test_a_fusing_forward_is_its_own_between_interleaved_ones() -> None:
         hook.remove()
         assert torch.equal(inner[0], tiny.feature(tiny.model, b))
     assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("make", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_after_a_forward_with_gradients(make) -> None:
+    """evit's weights have gradients: what is noted of a forward has none, or no copy could be made."""
+    tiny = tiny_model("openclip")
+    with tokensieve.attach(tiny.model, "evit", keep=14, at=1) as handle:
+        tiny.feature(tiny.model, tiny.images(2)).sum().backward()
+        assert not handle.scores[1].requires_grad
+        assert tokensieve.attachment_of(make(tiny.model)) is not None
+
+
+@pytest.mark.parametrize("method", ["evit", "tome"])
+def test_what_was_seen_stays_after_removal(method: str) -> None:
+    tiny = tiny_model("openclip")
+    with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=20, at=1) as handle:
+        planned = handle.tokens_per_layer, handle.cost().macs
+        tiny.feature(tiny.model, tiny.images(2))
+        seen = handle.tokens_per_layer, handle.cost().macs
+        kept = handle.kept[1]
+    assert planned == seen == (handle.tokens_per_layer, handle.cost().macs)  # evit's fused token is planned for
+    assert torch.equal(handle.kept[1], kept)
+    with torch.no_grad(), tokensieve.attach(tiny.model, "random", keep=5, at=0):
+        tiny.feature(tiny.model, tiny.images(2))
+        assert torch.equal(handle.kept[1], kept)  # not the next one's
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_looking_at_an_attached_model_is_no_forward(mode: str) -> None:
+    tiny = tiny_model("openclip")
+    with torch.no_grad(), tokensieve.attach(tiny.model, "anchor", keep=14, at=[0, 2], mode=mode) as handle:
+        before = tiny.feature(tiny.model, tiny.images(2))
+        kept = handle.kept
+        repr(tiny.model)
+        blocks = tiny.model.transformer.resblocks
+        assert len([*blocks, *blocks[1:]]) == 2 * len(blocks) - 1
+        assert list(handle.kept) == list(kept) == [0, 2]
+        assert torch.equal(tiny.feature(tiny.model, tiny.images(2)), before)

@@ -131,6 +131,15 @@ def test_image_hash_is_the_images_own():
     assert torch.equal(hashes[[3, 1]], image_hash(x[[3, 1]]))
 
 
+def test_images_that_are_alike_have_hashes_of_their_own():
+    """As in a trained encoder: all means near one vector, so that their coarse steps are small whole numbers."""
+    g = torch.Generator().manual_seed(3)
+    x = 3.0 * torch.randn(1, 1, 64, generator=g) + 0.3 * torch.randn(300, 1, 64, generator=g)
+    parts = x.mean(dim=1).view(300, 8, 8).mean(dim=2)
+    steps = (parts * 100 / x.mean(dim=1).square().mean(dim=1, keepdim=True).sqrt()).round()
+    assert len({tuple(row) for row in steps.tolist()}) == len(set(image_hash(x).tolist())) == 300
+
+
 def test_unit_noise_is_uniform_and_depends_on_all_three():
     image = image_hash(torch.randn(20, 4, 16, generator=torch.Generator().manual_seed(1)))
     place = torch.arange(500).expand(20, -1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
 
@@ -123,3 +124,19 @@ def test_the_list_says_where_a_method_works_as_its_class_does():
 def test_the_papers_of_vision_language_methods_are_named(name):
     module = sys.modules[registry.method_class(name).__module__]
     assert f"arXiv {list_methods()[name].rsplit('(', 1)[1].rstrip(')')}" in module.__doc__
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("tome", {"proportional": "x"}, "proportional='x': give a number"),
+        ("tome", {"proportional": float("nan")}, "proportional=nan: give a number"),
+        ("random", {"seed": True}, "seed=True: give a whole number"),
+        ("random", {"seed": 1.5}, "seed=1.5: give a whole number"),
+        ("random", {"fold": "maybe"}, "fold='maybe': give True or False"),
+        ("evit", {"fuse": 1}, "fuse=1: give True or False"),
+    ],
+)
+def test_options_of_the_wrong_kind(name, options, said):
+    with pytest.raises(OptionError, match=re.escape(said)):
+        make_method(name, **options)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal
 
 import torch
@@ -93,6 +94,8 @@ def attach(
     2), or both (`two_stage`); `keep` is what remains of an image's vision tokens, and the handle has `stats`.
     positions: "original" (default) or "renumber", what the tokens that stage 1 keeps count as. See docs/vlm.md.
     """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"attach takes a torch module, not {type(model).__name__}")
     if isinstance(method, str):
         method = make_method(method, **options)
     elif not isinstance(method, Method):
@@ -103,8 +106,10 @@ def attach(
         raise OptionError(f"unknown mode {mode!r}.{nearest(str(mode), MODES)}")
     if schedule is not None:
         check_schedule(schedule)
-    if not 0.0 <= fuse_weight <= 1.0:
-        raise OptionError(f"fuse_weight={fuse_weight}: a share in [0, 1]")
+    if not isinstance(fuse_weight, Real) or not 0.0 <= fuse_weight <= 1.0:
+        raise OptionError(f"fuse_weight={fuse_weight!r}: a share in [0, 1]")
+    if text is not None and not isinstance(text, Tensor):
+        raise OptionError(f"text takes features (T, E) of a text tower, not {type(text).__name__}")
     if attachment_of(model) is not None:
         raise UnsupportedModelError("a method is attached to this model already: remove it first")
     from tokensieve.adapters import vlm
@@ -117,6 +122,8 @@ def attach(
         )
     if positions is not None:
         raise OptionError("positions: only a vision-language model has positions to renumber")
+    if text is not None and not method.reads_text:
+        raise OptionError(f"text: {type(method).__name__} does not look at any; cdpruner does")
     tower, family = find_tower(model)
     if "encoder" not in method.stages:
         raise UnsupportedModelError(
@@ -146,9 +153,12 @@ def _places(at: int | Sequence[int] | None, method: Method, family: Family, towe
     depth = len(list(family.blocks(tower).children()))
     if at is None:
         return (_half(family, tower),) if method.one_cut else tuple(range(0, depth, method.spacing()))
-    places = (at,) if isinstance(at, int) else tuple(at)
+    given = tuple(at) if isinstance(at, Iterable) else (at,)
+    if not all(isinstance(place, Integral) and not isinstance(place, bool) for place in given):
+        raise OptionError(f"at={at!r}: give a block of 0 to {depth - 1}, or several")
+    places = tuple(map(int, given))  # numpy's integers are some too
     for place in places:
-        if not isinstance(place, int) or isinstance(place, bool) or not 0 <= place < depth:
+        if not 0 <= place < depth:
             raise OptionError(f"at={place}: this encoder has blocks 0 to {depth - 1}")
     if not places or len(set(places)) != len(places):
         raise OptionError(f"at={list(places)}: give each block once, and at least one")
@@ -189,6 +199,7 @@ class Attachment:
         self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._before: list[tuple[nn.Module, type]] = []
+        self._seen: Run | None = None  # the last forward before the removal
         self.new_run: Callable[[Attachment], Run] = Run  # how a forward goes; otherwise where a selection is trained
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if mode == "fuse" and self.project is None:
@@ -227,6 +238,12 @@ class Attachment:
 
     def _install(self) -> None:
         counts = self.counts(self.patches)
+        floor = self.method.floor(self.patches, self.prefix)
+        if self.mode != "prune" and min(counts.values()) < floor:
+            raise BudgetError(
+                f'mode="{self.mode}" chooses from all {self.patches} patches at every block, and this method cannot go '
+                f"under {floor} of them in one step: keep at least {floor}"
+            )
         if self.mode != "analyse" and min(counts.values()) >= self.patches:
             warnings.warn(
                 f"nothing is reduced: the budget keeps {min(counts.values())} and the image has {self.patches} patches",
@@ -262,7 +279,8 @@ class Attachment:
         module.__class__ = cls
 
     def remove(self) -> None:
-        """Put the model back as it was. Calling it again does nothing."""
+        """Put the model back as it was. Calling it again does nothing. What was seen of the last forward stays."""
+        self._seen = self._last_run
         for module, cls in reversed(self._before):
             module.__class__ = cls
             for name in ("_sieve_index", "attachment", "last", "lean", "_sieve_attachment"):
@@ -278,8 +296,13 @@ class Attachment:
     # -- what the user asks ---------------------------------------------------------------------------------------
 
     @property
+    def _last_run(self) -> Run | None:
+        """The last forward, if there was one."""
+        return self.blocks.__dict__.get("last") if self._before else self._seen
+
+    @property
     def _last(self) -> Run:
-        run = self.blocks.__dict__.get("last")
+        run = self._last_run
         if run is None or (not run.leaving and self.reduces):
             raise RuntimeError("no forward yet: run the model first")
         return run
@@ -340,19 +363,20 @@ class Attachment:
     @property
     def tokens_per_layer(self) -> list[int]:
         """Tokens that leave each block, prefix and made ones included: of the last forward, before it as planned."""
-        run = self.blocks.__dict__.get("last")
+        run = self._last_run
         if run is not None and len(run.leaving) == self.depth:
             return [run.leaving[i] for i in range(self.depth)]
         counts = self.counts(self.patches) if self.mode == "prune" else {}
-        out, current = [], self.patches
+        out, current, made = [], self.patches, 0
         for block in range(self.depth):
-            current = counts.get(block, current)
-            out.append(self.prefix + current)
+            if counts.get(block, current) < current:
+                current, made = counts[block], self.method.makes()
+            out.append(self.prefix + current + made)
         return out
 
     def cost(self) -> Cost:
         """MACs of one image with and without, the speed-up they make possible, and the tokens for each layer."""
-        run = self.blocks.__dict__.get("last")
+        run = self._last_run
         patches = run.patches if run is not None and run.patches else self.patches
         rest = self.rest_macs * patches // self.patches if self.patches else 0
         cost = encoder_cost(self.shapes, self.prefix + patches, self.tokens_per_layer, rest)

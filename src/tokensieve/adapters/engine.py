@@ -60,6 +60,7 @@ class Run:
 
     def __init__(self, attachment: Attachment) -> None:
         self.attachment = attachment
+        self.owner: SievedBlocks | None = None  # the list whose last run it becomes with its first block
         self.patches = 0  # at the start; set by the first block
         self.counts: dict[int, int] = {}  # block -> patches after its cut
         self.states: dict[int, State] = {0: State()}
@@ -117,7 +118,7 @@ class Run:
             view = self.view(block, state, seen)
             reduction = method.reduce(view, self.counts[block])
             origin = view.origin.gather(1, reduction.keep)  # also says so where an index is none
-        self.reductions[block] = reduction
+        self.reductions[block] = reduction.detached() if learns else reduction  # no graph outlives its forward
         self.kept[block] = origin
         return reduction, origin
 
@@ -289,8 +290,11 @@ class Bound:
         self.block, self.run = block, run
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self.run
+        if run.owner is not None:
+            run.owner.last, run.owner = run, None
         if isinstance(self.block, SievedBlock):
-            return self.block(*args, run=self.run, **kwargs)
+            return self.block(*args, run=run, **kwargs)
         return self.block(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -308,12 +312,12 @@ class SievedBlocks(nn.ModuleList):
     lean: LeanBlocks
 
     def bound(self) -> list[Bound]:
-        """All blocks, bound to a new run, which becomes the last one."""
+        """All blocks, bound to a new run, which becomes the last one when a block is called: looking is no forward."""
         run = self.attachment.new_run(self.attachment)
         if self.attachment.mode == "fuse":
-            _fusing.get().append(run)
+            _fusing.get([]).append(run)
         if not torch.compiler.is_exporting():
-            self.last = run
+            run.owner = self
         blocks = [block for block in self._modules.values() if block is not None]
         run.start(blocks, self.lean)
         return [Bound(block, run) for block in blocks]

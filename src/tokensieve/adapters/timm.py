@@ -119,7 +119,8 @@ class TimmFamily(Family):
     block_mixin = TimmBlock
 
     def matches(self, module: nn.Module) -> bool:
-        return has(module, "patch_embed", "blocks", "num_prefix_tokens") and type(module).__module__.startswith("timm.")
+        of_timm = any(cls.__module__.startswith("timm.") for cls in type(module).__mro__)  # or derived from one
+        return of_timm and has(module, "patch_embed", "blocks", "num_prefix_tokens")
 
     def check(self, tower: nn.Module) -> None:
         for block in cast(Any, tower).blocks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
@@ -21,7 +22,7 @@ __all__ = ["ClipBlock", "ClipFamily", "Dinov2Block", "Dinov2Family"]
 
 def _refuse_mask(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     masks = (*args[:1], kwargs.get("attention_mask"), kwargs.get("head_mask"))
-    if any(mask is not None for mask in masks):
+    if any(mask is not None for mask in masks) and not torch.compiler.is_exporting():  # there DINOv2 makes one of ones
         raise UnsupportedModelError("a reduced encoder takes no attention mask")
     if kwargs.get("output_attentions"):
         raise UnsupportedModelError("fused attention has no attention maps: output_attentions is not supported")

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from numbers import Integral
+from numbers import Integral, Real
 
 from tokensieve.errors import BudgetError, OptionError, nearest
 
@@ -41,7 +41,7 @@ def parse_keep(text: str) -> int | float | list[int | float]:
 
 def target_count(n: int, keep: int | float) -> int:
     """How many of n patches `keep` asks for: an int is a count (never more than n), a float a ratio in (0, 1]."""
-    if isinstance(keep, bool | str) or not math.isfinite(keep):
+    if isinstance(keep, bool) or not isinstance(keep, Real) or not math.isfinite(keep):
         raise BudgetError(f"keep={keep!r}: give a count (60) or a ratio (0.4)")
     if isinstance(keep, Integral):  # numpy's integers are counts too
         if keep < 1:

@@ -6,7 +6,7 @@ Imports torch only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +82,11 @@ class Reduction:
                 rest = size.sum(dim=1, keepdim=True) - new_size.sum(dim=1, keepdim=True)
                 new_size = torch.cat([new_size, (rest / self.extra.shape[1]).expand(-1, self.extra.shape[1])], dim=1)
         return out, new_size
+
+    def detached(self) -> Reduction:
+        """The same without gradients."""
+        extra, scores = (None if part is None else part.detach() for part in (self.extra, self.scores))
+        return replace(self, extra=extra, scores=scores)
 
     def _rows(self, batch: int, prefix: int, n: int, made: int) -> Tensor:
         """(B, P+K+M) rows of the full sequence that survive: the prefix, the kept patches, the tokens made earlier."""

@@ -109,6 +109,7 @@ def minmax(s: Tensor) -> Tensor:
 
 
 MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio's bits, as a signed 64-bit integer
+PLACE = 0x632BE5AB  # keeps equal numbers at different places apart, before they are scrambled
 GROUPS = 8  # of channels, in the hash of an image
 
 
@@ -129,14 +130,18 @@ def image_hash(tokens: Tensor, groups: int = GROUPS) -> Tensor:
     parts = F.adaptive_avg_pool1d(mean.unsqueeze(1), groups).squeeze(1)
     length: Tensor = torch.linalg.vector_norm(mean, dim=1, keepdim=True)
     steps = (parts * (100.0 * math.sqrt(mean.shape[1]) / length.clamp_min(1e-12))).round().to(torch.int64)
-    odd = torch.arange(1, groups + 1, device=mean.device) * MIX  # wraps: eight unrelated factors
-    return (steps * odd).sum(dim=1)
+    place = (torch.arange(groups, device=mean.device) & 0xFFFFFFFF) * PLACE  # masked: see unit_noise
+    # scrambled each, or different steps would have the same sum; added one by one: ONNX Runtime rounds a sum of int64
+    found, *others = _scramble(steps + place).unbind(1)
+    for other in others:
+        found = found + other
+    return found
 
 
 def unit_noise(image: Tensor, position: Tensor, seed: int) -> Tensor:
     """Uniform numbers in [0, 1) from (seed, image hash (B,), position (B, N)): no generator. Returns (B, N)."""
     # masked: torch.compile takes the bare product of a range and a number for an index, and computes it in 32 bits
-    h = _scramble((position & 0xFFFFFFFF) * 0x632BE5AB + noise_start(seed) + image.unsqueeze(1))
+    h = _scramble((position & 0xFFFFFFFF) * PLACE + noise_start(seed) + image.unsqueeze(1))
     return ((h >> 40) & 0xFFFFFF).to(torch.float32) / float(1 << 24)
 
 

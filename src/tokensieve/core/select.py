@@ -48,16 +48,24 @@ def max_min(x: Tensor, k: int) -> Tensor:
     distance = cosine(x, x).neg_().add_(1.0)
     batch = distance.shape[0]
     apart = distance.mean(dim=-1)
-    own = distance.diagonal(dim1=1, dim2=2)
-    own.fill_(float("inf"))  # in place: a second matrix of this size would be the peak of the whole model
+    distance = _with_diagonal(distance, float("inf"))
     chosen = [_first(distance.amin(dim=-1), apart)]
-    own.fill_(float("-inf"))  # what is chosen is so near to itself that it is never chosen again
+    # what is chosen is so near to itself that it is never chosen again
+    distance = _with_diagonal(distance, float("-inf"))
     row = torch.arange(batch, device=x.device)
     nearest = distance[row, chosen[0]]
     for _ in range(k - 1):
         chosen.append(nearest.argmax(dim=-1))
         nearest = torch.minimum(nearest, distance[row, chosen[-1]])
     return torch.stack(chosen, dim=1).sort(dim=1).values
+
+
+def _with_diagonal(matrix: Tensor, value: float) -> Tensor:
+    """(B, N, N) with this number on its diagonals. In place: a second one could be the peak of the whole model."""
+    if torch.compiler.is_exporting():  # ONNX has no views to write to
+        return matrix.masked_fill(torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device), value)
+    matrix.diagonal(dim1=1, dim2=2).fill_(value)
+    return matrix
 
 
 def dpp(kernel: Tensor, k: int) -> Tensor:

@@ -53,6 +53,10 @@ class Method(ABC):
         """The fewest patches that one reduction of n can leave."""
         return 1
 
+    def makes(self) -> int:
+        """How many tokens a reduction makes beside the patches it keeps."""
+        return 0
+
     def check_keep(self, view: TokenView, keep: int) -> None:
         """Raise where one reduction of view.n patches cannot leave `keep`."""
         low = self.floor(view.n, view.prefix)

@@ -32,6 +32,9 @@ class EViT(Selector):
     def spacing(self) -> int:
         return 3  # as the paper does; measured better than every block
 
+    def makes(self) -> int:
+        return int(self.fuse and not self.fold)
+
     def score(self, view: TokenView, keep: int) -> Tensor:
         return view.importance()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.errors import OptionError, UnknownNameError, nearest
@@ -101,4 +103,19 @@ def make_method(name: str, **options: Any) -> Method:
     for option in options:
         if option not in known:
             raise UnknownNameError(f"method {name!r} has no option {option!r}.{nearest(option, known)}")
+    _check_kinds(cls, options)
     return cls(**options)
+
+
+def _check_kinds(cls: type[Method], options: dict[str, Any]) -> None:
+    """Raise where an option that is a plain number or a switch is given something else."""
+    kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+    for option, value in options.items():
+        kind = getattr(kinds[option], "__name__", kinds[option])  # a name, where annotations are not evaluated
+        number = isinstance(value, Real) and math.isfinite(value)  # True and False are 1 and 0
+        if kind == "bool" and not isinstance(value, bool):
+            raise OptionError(f"{option}={value!r}: give True or False")
+        if kind == "int" and (not isinstance(value, Integral) or isinstance(value, bool)):
+            raise OptionError(f"{option}={value!r}: give a whole number")
+        if kind == "float" and not number:
+            raise OptionError(f"{option}={value!r}: give a number")

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.reduction import Reduction
-from tokensieve.core.score import GROUPS, MIX, noise_start
+from tokensieve.core.score import GROUPS, MIX, PLACE, noise_start
 from tokensieve.errors import one_line
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def cls_row(view: TokenView) -> Tensor:
 
 def noise(view: TokenView, seed: int) -> Tensor:
     """(1, N) the scores of `methods.random`."""
-    return _call("noise", view.tokens, view.origin, noise_start(seed), MIX, GROUPS)[0]
+    return _call("noise", view.tokens, view.origin, noise_start(seed), MIX, PLACE, GROUPS)[0]
 
 
 def top(scores: Tensor, k: int) -> Tensor:

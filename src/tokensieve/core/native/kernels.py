@@ -447,7 +447,14 @@ def anchor(
 
 
 @compiled
-def noise(tokens: Array, position: Array, start: int, mix: int, groups: int) -> tuple[Array]:
+def _scrambled(h: Any, mix: Any) -> Any:
+    """`core.score._scramble` of one number."""
+    h = (h ^ (h >> np.int64(30))) * mix
+    return (h ^ (h >> np.int64(27))) * mix
+
+
+@compiled
+def noise(tokens: Array, position: Array, start: int, mix: int, place: int, groups: int) -> tuple[Array]:
     """(1, N) `core.score.unit_noise` of the hash of tokens (1, L, D). position: (1, N). Integers wrap, as there."""
     length, width = tokens.shape[1], tokens.shape[2]
     mean = np.zeros(width, np.float32)
@@ -465,11 +472,11 @@ def noise(tokens: Array, position: Array, start: int, mix: int, groups: int) -> 
         total = np.float32(0.0)
         for c in range(low, high):
             total += mean[c]
-        image += np.int64(np.rint(total / np.float32(high - low) * by)) * (np.int64(g + 1) * np.int64(mix))
+        step = np.int64(np.rint(total / np.float32(high - low) * by))
+        image += _scrambled(step + np.int64(g) * np.int64(place), np.int64(mix))
     out = np.empty((1, position.shape[1]), np.float32)
     for i in range(position.shape[1]):
-        h = (position[0, i] & np.int64(0xFFFFFFFF)) * np.int64(0x632BE5AB) + np.int64(start) + image
-        h = (h ^ (h >> np.int64(30))) * np.int64(mix)
-        h = (h ^ (h >> np.int64(27))) * np.int64(mix)
+        h = (position[0, i] & np.int64(0xFFFFFFFF)) * np.int64(place) + np.int64(start) + image
+        h = _scrambled(h, np.int64(mix))
         out[0, i] = np.float32((h >> np.int64(40)) & np.int64(0xFFFFFF)) / np.float32(1 << 24)
     return (out,)
