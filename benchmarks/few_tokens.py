@@ -2,8 +2,8 @@
 
 The blocks of the real ViT-S/14, all of them, are fed 257, 225, ... tokens; nothing is selected. Speed-up against all
 tokens, divided by what the MACs make possible; for the usual linear layers, and for the form in which a reduced model
-runs few tokens (adapters/lean.py). Both are measured against the usual layers with all tokens, the baseline of
-`tokensieve bench`.
+runs its blocks (adapters/lean_blocks.py). Both are measured against the usual layers with all tokens, the baseline of
+`tokensieve bench`, and the second also against itself with all tokens.
 
     python benchmarks/few_tokens.py --batch 1 --rounds 31
 """
@@ -22,7 +22,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from tokensieve.adapters.baseline import attach_fused
-from tokensieve.adapters.few_rows import plain_linear
+from tokensieve.adapters.linear import plain_linear
 from tokensieve.core.cost import block_macs
 from tokensieve.results.record import check_writable, new_record, write_record
 from tokensieve.tasks.bench.models import build_model
@@ -55,16 +55,22 @@ def measure(batch: int, rounds: int) -> list[dict[str, Any]]:
         possible = block_macs(shape, TOKENS[0], TOKENS[0]) / block_macs(shape, n, n)
         for form in ("usual", "lean"):
             gained = [r / possible for r in ratios(times[f"usual {TOKENS[0]}"], times[f"{form} {n}"])]
+            own = [r / possible for r in ratios(times[f"{form} {TOKENS[0]}"], times[f"{form} {n}"])]
             row: dict[str, Any] = {"batch": batch, "tokens": n, "blocks": form, "possible": possible}
-            rows.append(row | {"gained_of_possible": median(gained), "gained_interval": interval(gained)})
+            row |= {"gained_of_possible": median(gained), "gained_interval": interval(gained)}
+            rows.append(row | {"same_layers": median(own), "same_layers_interval": interval(own)})
     return rows
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     table = Table("batch", "blocks", *(str(n) for n in TOKENS), title="speed-up / possible by tokens")
-    for form in ("usual", "lean"):
+    for form, figure, name in (
+        ("usual", "gained_of_possible", "usual"),
+        ("lean", "gained_of_possible", "lean"),
+        ("lean", "same_layers", "lean, against lean"),
+    ):
         found = [row for row in rows if row["blocks"] == form]
-        table.add_row(str(found[0]["batch"]), form, *(f"{row['gained_of_possible']:.2f}" for row in found))
+        table.add_row(str(found[0]["batch"]), name, *(f"{row[figure]:.2f}" for row in found))
     console.print(table)
 
 

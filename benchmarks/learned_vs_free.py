@@ -5,8 +5,9 @@
 
 All methods remove geometrically and get the budget that makes 2x and 3x possible by MACs. Judged on test images: cosine
 of the image feature with the untouched model's, zero-shot accuracy, accuracy of a linear probe on the tower's CLS
-feature, and their differences to the adapter with paired 95 % bootstrap intervals. Speed is measured beside the
-untouched model, batch by batch. The adapter was trained on training images from 20,000 on, the probe on those before.
+feature, and their differences to the adapter with paired 95 % bootstrap intervals. Speed is measured beside the same
+layers with all tokens, batch by batch. The adapter was trained on training images from 20,000 on, the probe on those
+before.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from sieve_vs_tome import Choice, fit_probe, interval, keep_for, pixels
 from torch import Tensor
 
 import tokensieve
+from tokensieve.adapters.baseline import attach_fused
 from tokensieve.methods.registry import make_method
 from tokensieve.results.record import check_writable, new_record, write_record
 from tokensieve.tasks.clip.align import tower_features
@@ -89,8 +91,9 @@ class Judge:
 
     def _reduced(self, run: tuple[str, float], x: Tensor) -> tuple[Tensor, Tensor]:
         name, target = run
-        if name == "none":
-            return self.encode(x)
+        if name == "none":  # all tokens, on the layers of a reduced model: speed-ups are the reduction's alone
+            with attach_fused(self.tower):
+                return self.encode(x)
         with tokensieve.attach(self.tower, self.methods[name], keep=self.keep[target][name], schedule="geometric"):
             return self.encode(x)
 

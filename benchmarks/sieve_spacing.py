@@ -1,8 +1,8 @@
 """How often sieve should cut: the feature's error at the same measured time, for single images and for batches.
 
 For cuts at every block, every second and every third, and a row of budgets: the measured speed-up at batch 1 and 16,
-interleaved with the untouched model, and the relative error of the CLS feature on training images. Errors at a given
-speed-up are read off by straight lines between the budgets.
+interleaved with the same layers and all tokens, and the relative error of the CLS feature on training images. Errors at
+a given speed-up are read off by straight lines between the budgets.
 
     python benchmarks/sieve_spacing.py
 """
@@ -10,7 +10,6 @@ speed-up are read off by straight lines between the budgets.
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,9 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from sieve_vs_tome import SPACINGS, Choice, feature_error, pixels
-from torch import Tensor, nn
+from sieve_vs_tome import SPACINGS, Choice, feature_error, measured_speeds, pixels
 
 from tokensieve.results.record import check_writable, new_record, write_record
-from tokensieve.tasks.bench.models import twin
-from tokensieve.tasks.bench.timing import interleave, ratio
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.cifar10 import load_cifar10
 
@@ -31,17 +27,6 @@ KEEPS = (160, 128, 104, 84, 66, 50, 38, 28, 20)
 ROUNDS = {1: 15, 16: 4}
 SPEEDS = {1: (1.2, 1.4, 1.6, 1.8), 16: (1.4, 1.7, 2.0, 2.5)}
 console = Console(width=110)
-
-
-def timed(model: nn.Module, choices: list[Choice], x: Tensor, rounds: int) -> list[float]:
-    """The speed-up of each choice; all take turns with the untouched model, on twins that share its weights."""
-    calls = {"none": partial(model, x)}
-    for i, choice in enumerate(choices):
-        reduced = twin(model)
-        choice.attach(reduced)
-        calls[str(i)] = partial(reduced, x)
-    times = interleave(calls, rounds)
-    return [ratio(times["none"], times[str(i)]) for i in range(len(choices))]
 
 
 def read_off(rows: list[dict[str, Any]], every: int, batch: int, speed: float) -> float | None:
@@ -69,7 +54,7 @@ def main() -> None:
     model = vit_s14.vit_s14_openclip()
     images = load_cifar10("train")[0][6000 : 6000 + args.images]
     choices = [Choice("sieve", 0.0, "geometric", keep, every) for every in SPACINGS for keep in KEEPS]
-    speedups = {n: timed(model, choices, pixels(images[:n]), rounds) for n, rounds in ROUNDS.items()}
+    speedups = {n: measured_speeds(model, choices, pixels(images[:n]), rounds) for n, rounds in ROUNDS.items()}
     with torch.inference_mode():
         full = torch.cat([model(pixels(images[i : i + 16])) for i in range(0, len(images), 16)])
     rows: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Blocks for few tokens: the same numbers as the block's own way, and its own way wherever there is a surprise."""
+"""Lean blocks: the same numbers as the block's own way, and its own way wherever there is a surprise."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import copy
 
 import pytest
 import torch
+from conftest import go
 from lean_parts import parts_of
 from torch import nn
 
 import tokensieve
-from tokensieve.adapters import few_rows
-from tokensieve.adapters.few_rows import plain_linear
-from tokensieve.adapters.lean import LeanBlock
+from tokensieve.adapters import linear
+from tokensieve.adapters.lean_blocks import PartsBlock, lean_block
+from tokensieve.adapters.linear import Way, plain_linear
 from tokensieve.testing.models import tiny_model, tiny_models
 
 pytestmark = [
     pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL"),
-    pytest.mark.usefixtures("two_threads"),
+    pytest.mark.usefixtures("way"),
 ]
 
 # rotations, norms of queries and keys, an attention class of its own: these go their own way
@@ -41,7 +42,7 @@ def test_the_same_numbers_in_every_family(name, batch, runs):
 
 @pytest.mark.parametrize("act", ["gelu", "gelu tanh", "relu"])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_each_stretch_against_a_double_referee(act, scaled):
+def test_each_stretch_against_a_double_referee(act, scaled, way):
     tiny = tiny_model("timm")
     draw = torch.Generator().manual_seed(4)
     with tokensieve.attach(tiny.model, "random", keep=0.5):
@@ -51,7 +52,7 @@ def test_each_stretch_against_a_double_referee(act, scaled):
         first, _, _, _, second, _ = parts.mlp
         parts = parts._replace(mlp=(first, between, second), after_out=(scale,), after_mlp=(None, scale))
         x, heads = (torch.randn(shape, generator=draw) for shape in ((2, 21, 32), (2, 4, 21, 8)))
-        block = LeanBlock(parts)
+        block = lean_block(parts, way)
         found = (*block.qkv(x), block.attended(x, heads), block.mlp(x))
 
     double = copy.deepcopy(parts)
@@ -137,9 +138,10 @@ def test_a_norm_of_the_users_own_goes_its_own_way(runs):
             torch.testing.assert_close(found, tiny.feature(tiny.model, tiny.images(1)), atol=1e-5, rtol=1e-4)
 
 
-def test_it_begins_where_the_tokens_have_become_few(runs, monkeypatch):
+def test_parts_begin_where_the_tokens_have_become_few(runs, monkeypatch):
+    go(Way.PARTS, monkeypatch)
     tiny = tiny_model("openclip")
-    monkeypatch.setattr(few_rows, "_MOST", 60)
+    monkeypatch.setattr(linear, "_MOST", 60)
     x = tiny.images(2)
     with tokensieve.attach(tiny.model, "evit", keep=[36, 20, 20, 10], at=[0, 1, 2, 3]) as handle:
         found = tiny.feature(tiny.model, x)
@@ -260,12 +262,26 @@ def test_heads_of_a_width_of_their_own():
 
 
 @pytest.mark.parametrize("threads", [1, 5])
-def test_other_numbers_of_threads_go_their_own_way(threads, runs):
+def test_parts_are_for_two_to_four_threads(threads, runs, way):
     tiny = tiny_model("openclip")
     torch.set_num_threads(threads)
     with tokensieve.attach(tiny.model, "evit", keep=0.5):
         tiny.feature(tiny.model, tiny.images(1))
-    assert not runs
+    assert bool(runs) == (way is Way.ONEDNN)
+
+
+def test_onednn_that_is_switched_off(runs, monkeypatch, way):
+    tiny = tiny_model("openclip")
+    x = tiny.images(1)
+    with tokensieve.attach(tiny.model, "evit", keep=0.5) as handle:
+        before = tiny.feature(tiny.model, x)
+        blocks = handle.blocks.lean._known[2]
+        with torch.backends.mkldnn.flags(enabled=False):
+            torch.testing.assert_close(tiny.feature(tiny.model, x), before, atol=1e-5, rtol=1e-4)
+        others = handle.blocks.lean._known[2]
+        assert {type(block) for block in others.values()} == {PartsBlock}
+        assert (others is blocks) == (way is Way.PARTS)  # gathered anew for another way
+        assert torch.equal(tiny.feature(tiny.model, x), before)
 
 
 def test_gradients_go_their_own_way(runs):

@@ -1,4 +1,4 @@
-"""Blocks for few tokens are kept between forwards: whatever changes in between is seen."""
+"""Lean blocks are kept between forwards: whatever changes in between is seen."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tokensieve
-from tokensieve.adapters.few_rows import plain_linear
+from tokensieve.adapters.linear import plain_linear
 from tokensieve.testing.models import tiny_model, tiny_models
 
 pytestmark = [
     pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="made for MKL"),
-    pytest.mark.usefixtures("two_threads"),
+    pytest.mark.usefixtures("way"),
 ]
 
 # rotations, norms of queries and keys, an attention class of its own: these go their own way
@@ -359,7 +359,7 @@ def test_weights_that_were_left_are_not_held():
     handle = tokensieve.attach(tiny.model, "evit", keep=0.5)
     tiny.feature(tiny.model, x)
     blocks = tiny.model.transformer.resblocks
-    assert len(blocks.lean._known[1]) == handle.depth
+    assert len(blocks.lean._known[2]) == handle.depth
     twin = copy.deepcopy(tiny.model)
     assert not twin.transformer.resblocks.lean._known
     with torch.no_grad():

@@ -189,6 +189,12 @@ def test_rows_agree_with_a_naive_recomputation() -> None:
         assert row["gained_of_possible"] == pytest.approx(row["speedup"] / row["possible"])
         assert row["gained_interval"] == pytest.approx((ordered[1] / row["possible"], ordered[7] / row["possible"]))
         assert row["reduces"] == (c.method == "random")
+        if row["reduces"]:
+            alone = sorted(b / t / row["possible"] for b, t in zip(times["no-cut 1.0"], mine, strict=True))
+            assert row["same_layers"] == pytest.approx(alone[4])
+            assert row["same_layers_interval"] == pytest.approx((alone[1], alone[7]))
+        else:
+            assert row["same_layers"] is row["same_layers_interval"] is None
     judged = {row["method"]: row for row in rows}
     assert judged["keep-all"]["met"] == (judged["keep-all"]["speedup_stock"] >= 0.99)
     assert judged["random"]["met"] == (judged["random"]["gained_of_possible"] >= 0.95)
@@ -221,6 +227,7 @@ def test_a_whole_run_goes_into_one_record_and_its_tables(tmp_path: Path) -> None
     assert again.config["keep"] == [0.5, 0.25]
     assert again.hardware["threads"] == 1
     assert again.config["native"] == native.version()
+    assert again.config["layers"] in (None, "onednn")  # parts are for two to four threads
     assert again.rows == json.loads(json.dumps(record.rows))
     assert [row["part"] for row in again.rows] == ["speed"] * 16 + ["share"] * 2
     assert all(len(row["ms_rounds"]) == 3 for row in again.rows[:16])

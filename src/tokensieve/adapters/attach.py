@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import FusingTower, Run, SievedBlocks, sieved_class
 from tokensieve.adapters.family import Family
-from tokensieve.adapters.few_rows import FewRows, wants_few_rows
 from tokensieve.adapters.lean import LeanBlocks
+from tokensieve.adapters.linear import FastLinear, wants_fast
 from tokensieve.adapters.openclip import OpenClipFamily
 from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
@@ -271,8 +271,8 @@ class Attachment:
         return index in self.at or (self.mode == "fuse" and index == self.depth - 1)
 
     def _swap_linear(self, block: nn.Module) -> None:
-        for module in filter(wants_few_rows, block.modules()):
-            self._swap(module, sieved_class(FewRows, type(module)))
+        for module in filter(wants_fast, block.modules()):
+            self._swap(module, sieved_class(FastLinear, type(module)))
 
     def _swap(self, module: nn.Module, cls: type) -> None:
         self._before.append((module, type(module)))

@@ -17,7 +17,7 @@ class FusedBaseline(Attachment):
 
     Plain keep-everything leaves the blocks alone. Stock nn.MultiheadAttention can be slower than linear + SDPA, and a
     reduction measured against stock alone would take credit for that difference. This is the fair opponent; under
-    `few_rows.plain_linear` it has the usual linear layers, without it those that a reduced model has.
+    `linear.plain_linear` it has the usual linear layers, without it those that a reduced model has.
     """
 
     def _touches(self, index: int) -> bool:

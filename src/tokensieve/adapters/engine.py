@@ -7,7 +7,7 @@ states, intermediates), and what passes from block to block (sizes, origins) tra
 between forwards, threads or replicas (but views of the weights, see lean), and a checkpointed block is recomputed with
 the state it had.
 
-Imports lean and core.
+Imports lean, linear and core.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.adapters.few_rows import few_rows_here, is_few
-from tokensieve.adapters.lean import LeanBlock, LeanBlocks, Parts
+from tokensieve.adapters.lean import LeanBlocks
+from tokensieve.adapters.lean_blocks import LeanBlock, Parts
+from tokensieve.adapters.linear import Way, way_here
 from tokensieve.core import native
 from tokensieve.core.eager import eager
 from tokensieve.core.reduction import Reduction, take_tokens
@@ -70,13 +71,15 @@ class Run:
         self.pooled = 0  # tokens that the tower's pooling gets
         self.blocks: list[nn.Module] = []  # ours among those it goes through, where they may run lean
         self.known: LeanBlocks | None = None  # their lean forms
-        self.lean: bool | None = None  # whether these may be used; None until tokens are few, and somebody asks
+        self.way: Way | None = None  # how their linear layers go
+        self.lean: bool | None = None  # whether these may be used; None until somebody asks
         self.native = False  # whether cuts are made by `core.native`
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
 
     def start(self, blocks: list[nn.Module], known: LeanBlocks) -> None:
         """Say which blocks it will go through, and where their lean forms are."""
-        if few_rows_here():
+        self.way = way_here()
+        if self.way is not None:
             self.blocks, self.known = [block for block in blocks if isinstance(block, SievedBlock)], known
 
     def enter(self, block: int, x: Tensor) -> State:
@@ -88,12 +91,12 @@ class Run:
         return self.states[block]
 
     def lean_block(self, block: int, x: Tensor) -> LeanBlock | None:
-        """The lean form of a block for its input x (B, L, D), if few tokens pass and it has one."""
-        if not self.blocks or not is_few(x) or torch.is_grad_enabled():  # switched on on the way
+        """The lean form of a block for its input x (B, L, D), if there is one for so many tokens."""
+        way, known = self.way, self.known
+        if way is None or known is None or torch.is_grad_enabled() or not known.takes(way, x):  # switched on meanwhile
             return None
-        known = cast(LeanBlocks, self.known)
         if self.lean is None:
-            self.lean = known.check(cast(Any, self.blocks))
+            self.lean = known.check(cast(Any, self.blocks), way)
         return known.get(block) if self.lean else None
 
     def cut(self, block: int, seen: Attended) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.lean import Parts, is_from
+from tokensieve.adapters.lean_blocks import Parts, is_from
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 

@@ -2,8 +2,9 @@
 
 Speed-ups are medians of per-round ratios against the faster of the untouched model ("stock") and the same model on
 linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and gained / possible.
-"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's; "keep-all" a method
-attached with a budget that keeps everything. In brackets where the median lies with 95 %, whatever the distribution, as
+"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's but its linear layers'
+(docs/concepts.md); "same layers" is gained / possible against that, the reduction alone; "keep-all" a method attached
+with a budget that keeps everything. In brackets where the median lies with 95 %, whatever the distribution, as
 far as so many rounds can say; a target inside is "unsure".
 """
 
@@ -113,5 +114,6 @@ def _show(record: Record) -> None:
     where = "{cpu}, {cores} cores, {threads} threads, {device}".format(**record.hardware)
     torch = record.versions.get("torch", "?")
     numba = record.config.get("native")
-    by = f"torch {torch}" + (f", numba {numba}" if numba else "")
+    layers = {"onednn": ", a reduced model's layers by oneDNN"}.get(record.config.get("layers") or "", "")
+    by = f"torch {torch}" + (f", numba {numba}" if numba else "") + layers
     console.print(f"{met} of {len(judged)} targets met{hint}; {where}, {by}", highlight=False)

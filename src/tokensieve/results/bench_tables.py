@@ -45,10 +45,10 @@ def _verdict(row: Row, sign: str, form: str) -> str:
     return f"{sign}{row['target']:{form}} {word}{'' if row.get('sure', True) else ', unsure'}"
 
 
-def _gained(row: Row) -> str:
+def _gained(row: Row, name: str = "gained_of_possible", spread: str = "gained_interval") -> str:
     """gained / possible, and where its median lies as far as the rounds can say; older records do not."""
-    found = row.get("gained_interval")
-    return f"{row['gained_of_possible']:.3f}" + (f" [{found[0]:.2f}, {found[1]:.2f}]" if found else "")
+    value, found = row.get(name), row.get(spread)
+    return "" if value is None else f"{value:.3f}" + (f" [{found[0]:.2f}, {found[1]:.2f}]" if found else "")
 
 
 def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> Table:
@@ -62,16 +62,17 @@ def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> 
 def _speed(rows: list[Row]) -> Table:
     table = _table(
         "Speed, interleaved. speed-up: against the faster of stock and sdpa (keep-all's target: against stock); "
-        "gained: speed-up / possible",
+        "gained: speed-up / possible; same layers: the same against no-cut, whose linear layers are a reduced model's",
         ("model", "batch", "method", "keep"),
-        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]"),
+        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]", r"same layers \[95 %]"),
     )
 
     def cells(row: Row) -> list[str]:
         return [
             row["model"], str(row["batch"]), row["method"], str(row["keep"]), str(row["tokens_per_layer"][-1]),
             f"{row['macs'] / 1e9:.2f}", _ms(row), f"{row['speedup']:.3f}",
-            f"{row['possible']:.3f}", _gained(row), _verdict(row, ">= ", ".2f"),
+            f"{row['possible']:.3f}", _gained(row), _gained(row, "same_layers", "same_layers_interval"),
+            _verdict(row, ">= ", ".2f"),
         ]  # fmt: skip
 
     return _group(table, rows, ("model", "batch"), cells)

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from tokensieve._machine import cpu_model
 from tokensieve._version import VERSION
 from tokensieve.errors import RecordError
 
@@ -90,20 +91,12 @@ def versions() -> dict[str, str]:
 
 def hardware(threads: int | None, device: str) -> dict[str, Any]:
     """The processor, the cores this process may use, the threads it did use, and the device's name."""
-    return {"cpu": _cpu_model(), "cores": cores(), "threads": threads, "device": device, "system": sys.platform}
+    return {"cpu": cpu_model(), "cores": cores(), "threads": threads, "device": device, "system": sys.platform}
 
 
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _cpu_model() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def check_writable(path: str | Path) -> Path:

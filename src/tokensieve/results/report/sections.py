@@ -174,6 +174,7 @@ _SETTINGS = (
 _RESULTS = (  # key, heading, how to write it
     ("images_per_second", "images / s", "{:.1f}"),
     ("speedup", "speed-up", "{:.2f}\u00d7"),
+    ("speedup_same_layers", "same layers", "{:.2f}\u00d7"),
     ("possible", "possible", "{:.2f}\u00d7"),
     ("gained", "gained / possible", "{:.2f}"),
     ("tokens_average", "tokens, average", "{:.1f}"),

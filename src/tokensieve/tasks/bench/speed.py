@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.attach import Attachment, attach
 from tokensieve.adapters.baseline import attach_fused
-from tokensieve.adapters.few_rows import plain_linear
+from tokensieve.adapters.linear import plain_linear
 from tokensieve.core.cost import Cost
 from tokensieve.errors import BudgetError
 from tokensieve.tasks.bench.config import BenchConfig
@@ -64,7 +64,7 @@ def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
     """Stock, the SDPA baseline, our own blocks without a cut, keep-everything, and every method at every budget; all on
     the same weights.
 
-    The third says what comes from linear layers made for few tokens (adapters/few_rows.py) and not from a reduction.
+    The third says what comes from faster linear layers (adapters/linear.py) and not from a reduction.
     """
     out = [Candidate(STOCK, 1.0, model, None)]
     for name in (SDPA, NO_CUT):
@@ -114,10 +114,12 @@ def speed_rows(
     """A row for each candidate of one group. Every speed-up is a median of per-round ratios.
 
     The reference is the faster of stock and SDPA, by their medians; both ratios are in the row. Judged is gained /
-    possible, of keep-everything the speed against stock.
+    possible, of keep-everything the speed against stock. `same_layers` is gained / possible against our own blocks
+    without a cut, whose linear layers are a reduced model's: what the reduction alone is worth.
     """
     reference_cost = next(c.handle.cost() for c in candidates if c.method == SDPA and c.handle)
     bases = {c.method: times[c.name] for c in candidates if c.method in (STOCK, SDPA)}
+    uncut = next(times[c.name] for c in candidates if c.method == NO_CUT)
     faster = min(bases, key=lambda base: quartiles(bases[base])[1])
     rows = []
     for c in candidates:
@@ -125,6 +127,7 @@ def speed_rows(
         cost = c.handle.cost() if c.handle else reference_cost
         gained = [r / cost.possible for r in ratios(bases[faster], times[c.name])]
         judged = ratios(bases[STOCK], times[c.name]) if c.method == KEEP_ALL else gained
+        alone = [r / cost.possible for r in ratios(uncut, times[c.name])] if c.handle and c.handle.reduces else None
         low, mid, high = (1e3 * t for t in quartiles(times[c.name]))
         rows.append(
             {"part": "speed", "model": model, "batch": batch, "method": c.method, "keep": c.keep}
@@ -133,6 +136,7 @@ def speed_rows(
             | {"images_per_second": 1e3 * batch / mid, "faster_baseline": faster, "speedup": against[faster]}
             | {"speedup_stock": against[STOCK], "speedup_sdpa": against[SDPA]}
             | {"gained_of_possible": against[faster] / cost.possible, "gained_interval": interval(gained)}
+            | {"same_layers": alone and quartiles(alone)[1], "same_layers_interval": alone and interval(alone)}
             | judge(target_of(c.method, c.keep, batch), judged)
         )
     return rows

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokensieve.adapters.attach import Attachment, attach
+from tokensieve.adapters.baseline import attach_fused
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.clip.config import SieveConfig
@@ -43,8 +44,17 @@ class Session:
         model = twin(loaded.model)
         if not self.config.is_baseline:
             self.handle = self._attach(model)
-        self.speed = Speed(model, None if self.config.is_baseline else loaded.model, self.speed_batches, device)
+        stock = None if self.config.is_baseline else loaded.model
+        self.speed = Speed(model, stock, self.speed_batches, device, self._uncut(loaded.model))
         return loaded._replace(model=model)
+
+    def _uncut(self, stock: nn.Module) -> nn.Module | None:
+        """The model on the linear layers of a reduced one, with all its tokens; None where nothing is reduced."""
+        if self.handle is None or not self.handle.reduces or not self.speed_batches:
+            return None
+        model = twin(stock)
+        attach_fused(model)
+        return model
 
     def _attach(self, model: nn.Module) -> Attachment:
         c = self.config
@@ -74,7 +84,8 @@ class Session:
         """What was reduced, what it costs, how fast it ran: flat, None where it does not apply."""
         speed = self.speed.facts() if self.speed else Speed.nothing()
         cost = self._cost()
-        gained = speed["speedup"] / cost["possible"] if speed["speedup"] and cost["possible"] else None
+        faster = speed["speedup_same_layers"]  # what is gained by other layers is not the reduction's
+        gained = faster / cost["possible"] if faster and cost["possible"] else None
         return self._settings() | cost | speed | {"gained": gained, "text": self.text} | self.notes
 
     def _settings(self) -> dict[str, Any]:

@@ -12,62 +12,77 @@ from tokensieve.tasks.bench.timing import quartiles, settle
 
 __all__ = ["Speed"]
 
+_OWN, _STOCK, _UNCUT = "own", "stock", "uncut"
+
 
 class Speed:
     """Stands in for one model's image encoding, and times it.
 
-    The first `batches` full batches are encoded by both models, in turn first and second, after one warm-up each: each
-    gives one ratio. A batch is full that is as large as the first. Without `stock` the model is the untouched one.
+    The first `batches` full batches are encoded by all models, taking turns in who is first, after one warm-up each:
+    each gives one ratio. A batch is full that is as large as the first. Without `stock` the model is the untouched one.
+    uncut: the model on the linear layers of a reduced one, with all tokens, against which a speed-up is the reduction's
+    alone; None where the model runs on the untouched one's layers.
     """
 
-    def __init__(self, model: nn.Module, stock: nn.Module | None, batches: int, device: str) -> None:
+    def __init__(
+        self, model: nn.Module, stock: nn.Module | None, batches: int, device: str, uncut: nn.Module | None = None
+    ) -> None:
         self.images = 0
-        self.ratios: list[float] = []
+        self.ratios: dict[str, list[float]] = {_STOCK: [], _UNCUT: []}  # seconds of the other / own, by batch
         self.rates: list[float] = []
-        self._batches, self._device, self._full = batches, device, 0
+        self._batches, self._device, self._full, self._turn = batches, device, 0, 0
         # CoCa's captions go through `_encode_image`, and so does its `encode_image`
         name = "_encode_image" if hasattr(model, "_encode_image") else "encode_image"
-        self._encode: Callable[..., Any] = getattr(model, name)
-        self._stock: Callable[..., Any] | None = None if stock is None else getattr(stock, name)
+        models = {_STOCK: stock, _UNCUT: uncut, _OWN: model}
+        self._encode: dict[str, Callable[..., Any]] = {
+            who: getattr(one, name) for who, one in models.items() if one is not None
+        }
         self.is_baseline = stock is None
         model.__dict__[name] = self  # of this instance alone, which lives as long as the run
 
     def __call__(self, images: Tensor, *args: Any, **kwargs: Any) -> Any:
         self.images += len(images)
         if self._batches == 0:
-            return self._encode(images, *args, **kwargs)
+            return self._encode[_OWN](images, *args, **kwargs)
 
-        def call(encode: Callable[..., Any]) -> tuple[float, Any]:
+        def call(who: str) -> tuple[float, Any]:
             settle(self._device)
             start = time.perf_counter()
-            out = encode(images, *args, **kwargs)
+            out = self._encode[who](images, *args, **kwargs)
             settle(self._device)
             return time.perf_counter() - start, out
 
+        names = list(self._encode)
         if not self._full:
             self._full = len(images)
-            for encode in (self._encode, self._stock):
-                if encode is not None:
-                    call(encode)  # warm-up
-        pairs = self._stock is not None and len(images) == self._full and len(self.ratios) < self._batches
-        before = call(self._stock)[0] if self._stock and pairs and len(self.ratios) % 2 == 0 else None
-        seconds, out = call(self._encode)
-        if self._stock and pairs:
-            beside = before if before is not None else call(self._stock)[0]
-            self.ratios.append(beside / seconds)
+            for who in names:
+                call(who)  # warm-up
+        if self.is_baseline or len(images) != self._full or self._turn >= self._batches:
+            names = [_OWN]
+        shift = self._turn % len(names)
+        found = {who: call(who) for who in names[shift:] + names[:shift]}
+        seconds, out = found[_OWN]
+        if len(names) > 1:
+            self._turn += 1
+            for who in names[:-1]:
+                self.ratios[who].append(found[who][0] / seconds)
         if len(images) == self._full:
             self.rates.append(len(images) / seconds)
         return out
 
     def facts(self) -> dict[str, float | None]:
-        """Images a second and speed-up, each the median with its quartiles; None where nothing was measured."""
-        ratios = [1.0] if self.is_baseline and self.rates else self.ratios
-        return _three("images_per_second", self.rates) | _three("speedup", ratios)
+        """Images a second and speed-ups, each the median with its quartiles; None where nothing was measured."""
+        stock = [1.0] if self.is_baseline and self.rates else self.ratios[_STOCK]
+        return self._facts(self.rates, stock, self.ratios[_UNCUT] if _UNCUT in self._encode else stock)
+
+    @classmethod
+    def nothing(cls) -> dict[str, float | None]:
+        """The same where no image was encoded."""
+        return cls._facts([], [], [])
 
     @staticmethod
-    def nothing() -> dict[str, float | None]:
-        """The same where no image was encoded."""
-        return _three("images_per_second", []) | _three("speedup", [])
+    def _facts(rates: list[float], stock: list[float], uncut: list[float]) -> dict[str, float | None]:
+        return _three("images_per_second", rates) | _three("speedup", stock) | _three("speedup_same_layers", uncut)
 
 
 def _three(name: str, values: list[float]) -> dict[str, float | None]:

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import tokensieve
-from tokensieve.adapters import few_rows as module
-from tokensieve.adapters.few_rows import few_rows, linear, plain_linear, wants_few_rows
+from tokensieve.adapters import linear as module
+from tokensieve.adapters.linear import by_parts, linear, plain_linear, wants_fast
 from tokensieve.testing.models import tiny_model, tiny_models
 from tokensieve.testing.vlm import tiny_llava
 
@@ -33,7 +33,7 @@ def test_the_same_numbers(shape, out, biased, monkeypatch):
     x, weight, bias = draw(*shape), draw(out, 48, seed=1), draw(out, seed=2) if biased else None
     wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
     monkeypatch.setattr(F, "linear", None)  # not by the usual way
-    assert few_rows(x, weight)
+    assert by_parts(x, weight)
     found = linear(x, weight, bias)
     assert found.shape == (*shape[:-1], out)
     assert found.is_contiguous()
@@ -63,36 +63,36 @@ def test_outputs_that_no_four_parts_share_are_left_alone():
 )
 def test_where_it_does_not_apply(case, monkeypatch):
     x, weight = draw(64, 32), draw(256, 32, seed=1)
-    assert few_rows(x, weight)
+    assert by_parts(x, weight)
     if case == "rows":
-        assert not few_rows(draw(321, 32), weight)
+        assert not by_parts(draw(321, 32), weight)
     elif case == "vectors":
-        assert not few_rows(draw(15, 32), weight)
+        assert not by_parts(draw(15, 32), weight)
     elif case == "small":
         monkeypatch.setattr(module, "_SMALL", 256 * 32)
-        assert not few_rows(x, weight)
-        assert few_rows(draw(64, 33), draw(256, 33))
+        assert not by_parts(x, weight)
+        assert by_parts(draw(64, 33), draw(256, 33))
     elif case == "double":
-        assert not few_rows(x.double(), weight.double())
+        assert not by_parts(x.double(), weight.double())
     elif case == "gradient":
         with torch.enable_grad():
-            assert not few_rows(x, weight)
+            assert not by_parts(x, weight)
     elif case in ("one thread", "many threads"):
         torch.set_num_threads(1 if case == "one thread" else 5)
-        assert not few_rows(x, weight)
+        assert not by_parts(x, weight)
     elif case == "autocast":
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert not few_rows(x, weight)
+            assert not by_parts(x, weight)
     elif case == "asked":
         with plain_linear():
-            assert not few_rows(x, weight)
-        assert few_rows(x, weight)
+            assert not by_parts(x, weight)
+        assert by_parts(x, weight)
     elif case == "trace":
         seen: list[bool] = []
-        torch.jit.trace(lambda y: seen.append(few_rows(y, weight)) or y + 1, x, check_trace=False)
+        torch.jit.trace(lambda y: seen.append(by_parts(y, weight)) or y + 1, x, check_trace=False)
         assert seen == [False]
     else:
-        assert not few_rows(x, weight.as_subclass(type("Quantised", (torch.Tensor,), {})))
+        assert not by_parts(x, weight.as_subclass(type("Quantised", (torch.Tensor,), {})))
 
 
 def test_which_layers():
@@ -100,10 +100,10 @@ def test_which_layers():
         def forward(self, x):
             return 2 * super().forward(x)
 
-    assert wants_few_rows(nn.Linear(4, 4))
-    assert wants_few_rows(nn.MultiheadAttention(4, 1).out_proj)
-    assert not wants_few_rows(Own(4, 4))
-    assert not wants_few_rows(nn.Conv2d(4, 4, 1))
+    assert wants_fast(nn.Linear(4, 4))
+    assert wants_fast(nn.MultiheadAttention(4, 1).out_proj)
+    assert not wants_fast(Own(4, 4))
+    assert not wants_fast(nn.Conv2d(4, 4, 1))
 
 
 @pytest.fixture
