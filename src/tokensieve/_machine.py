@@ -6,7 +6,7 @@ import contextlib
 import platform
 from pathlib import Path
 
-__all__ = ["cpu_model", "cpu_vendor"]
+__all__ = ["cpu_family", "cpu_model", "cpu_vendor"]
 
 
 def cpu_model() -> str:
@@ -16,8 +16,13 @@ def cpu_model() -> str:
 
 def cpu_vendor() -> str:
     """Whose processor it is, such as "AuthenticAMD"; "" where the system does not tell."""
-    # Windows ends the processor's description with it
-    return _cpuinfo("vendor_id") or platform.processor().rpartition(", ")[2]
+    return _cpuinfo("vendor_id")
+
+
+def cpu_family() -> int:
+    """The vendor's number for its generation, such as 26 for Zen 5; 0 where the system does not tell."""
+    found = _cpuinfo("cpu family")
+    return int(found) if found.isdecimal() else 0
 
 
 def _cpuinfo(name: str) -> str:

@@ -14,7 +14,7 @@ from tokensieve.adapters.linear import Way
 HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
-def go(way: Way | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def go(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let blocks go this way, as if it were this processor's, whichever it is."""
     if way is Way.ONEDNN and not HAS_ONEDNN:
         pytest.skip("this torch has no oneDNN")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.lean import LeanBlocks
 from tokensieve.adapters.lean_blocks import LeanBlock, Parts
-from tokensieve.adapters.linear import Way, way_here
+from tokensieve.adapters.linear import Way, takes_rows, way_here
 from tokensieve.core import native
 from tokensieve.core.eager import eager
 from tokensieve.core.reduction import Reduction, take_tokens
@@ -93,7 +93,7 @@ class Run:
     def lean_block(self, block: int, x: Tensor) -> LeanBlock | None:
         """The lean form of a block for its input x (B, L, D), if there is one for so many tokens."""
         way, known = self.way, self.known
-        if way is None or known is None or torch.is_grad_enabled() or not known.takes(way, x):  # switched on meanwhile
+        if way is None or known is None or torch.is_grad_enabled() or not takes_rows(way, x):  # gradients on since
             return None
         if self.lean is None:
             self.lean = known.check(cast(Any, self.blocks), way)

@@ -12,13 +12,10 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 from tokensieve.adapters.lean_blocks import LeanBlock, Parts, lean_block
-from tokensieve.adapters.linear import Way, takes_rows
+from tokensieve.adapters.linear import Way
 
-__all__ = ["HasParts", "LeanBlocks"]
+__all__ = ["LeanBlocks"]
 
-# numbers of rows that a model's blocks may meet: for each oneDNN makes code, about 2 MiB for the layers of a block. 64
-# are five sizes of batch with a cut at each of twelve blocks, nine with sieve; others go by the blocks' own way
-_MADE_FOR = 64
 _SETTINGS = (Number, str, tuple, type(None))
 
 
@@ -31,7 +28,6 @@ class LeanBlocks:
 
     def __init__(self) -> None:
         self._known: tuple[_Snapshot, Way, dict[int, LeanBlock]] | None = None
-        self._rows: set[int] = set()  # numbers of rows for which oneDNN has made code
 
     def __reduce__(self) -> tuple[type[LeanBlocks], tuple[()]]:
         return LeanBlocks, ()
@@ -39,15 +35,6 @@ class LeanBlocks:
     def clear(self) -> None:
         """Let go of all weights."""
         self._known = None
-
-    def takes(self, way: Way, x: Tensor) -> bool:
-        """Whether blocks go this way with an input x (B, L, D), as far as that depends on its rows."""
-        if not takes_rows(way, x):
-            return False
-        rows = x.shape[0] * x.shape[1]
-        if way is Way.ONEDNN and rows not in self._rows and len(self._rows) < _MADE_FOR:
-            self._rows.add(rows)
-        return way is not Way.ONEDNN or rows in self._rows
 
     def check(self, blocks: list[HasParts], way: Way) -> bool:
         """Gather the lean forms of these blocks anew, if anything has changed. Whether they may be used now."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.linear import PARTS, ByParts, FastLinear, Way, Whole, is_large, is_plain
 
-__all__ = ["LeanBlock", "Parts", "SurpriseError", "is_from", "lean_block"]
+__all__ = ["LeanBlock", "Parts", "PartsBlock", "WholeBlock", "is_from", "lean_block"]
 
 Step: TypeAlias = nn.Module | Tensor | None  # a module, a vector to scale by, or nothing
 Layer: TypeAlias = tuple[Tensor, Tensor | None]  # weight (O, D) and bias (O,)
@@ -51,7 +51,7 @@ class Parts(NamedTuple):
     around: tuple[nn.Module, ...]  # modules that hold these, and would be called otherwise
 
 
-class SurpriseError(Exception):
+class _SurpriseError(Exception):
     """This block has to go its own way."""
 
 
@@ -59,7 +59,7 @@ class LeanBlock(ABC):
     """The stretches of a block between which the engine works, of views of the weights."""
 
     def __init__(self, parts: Parts) -> None:
-        """Raises SurpriseError."""
+        """Raises _SurpriseError."""
         _check_unwatched(parts)
         first, self.act, second = _three(parts.mlp)
         self.heads, self.scale = parts.heads, parts.scale
@@ -70,7 +70,7 @@ class LeanBlock(ABC):
 
     @abstractmethod
     def _gather(self, qkv: list[Layer], out: Layer, first: Layer, second: Layer) -> None:
-        """Make of the linear layers what it goes by. Raises SurpriseError."""
+        """Make of the linear layers what it goes by. Raises _SurpriseError."""
 
     @abstractmethod
     def qkv(self, x: Tensor) -> tuple[Tensor, ...]:
@@ -90,7 +90,7 @@ class PartsBlock(LeanBlock):
 
     def _gather(self, qkv: list[Layer], out: Layer, first: Layer, second: Layer) -> None:
         if not is_large(first[0]):
-            raise SurpriseError
+            raise _SurpriseError
         pieces = self.heads * (3 if len(qkv) == 1 else 1)  # by parts each head lies in one piece
         self.projections = [_by_parts(layer, pieces) for layer in qkv]
         self.out, self.first, self.second = _by_parts(out, PARTS), _by_parts(first, PARTS), _summed(second, PARTS)
@@ -161,7 +161,7 @@ def lean_block(parts: Parts | None, way: Way) -> LeanBlock | None:
     """The lean form of a block of these parts; None where it has to go its own way."""
     try:
         return None if parts is None else _FORMS[way](parts)
-    except SurpriseError:
+    except _SurpriseError:
         return None
 
 
@@ -178,16 +178,16 @@ def _plain(source: Source) -> Layer:
     """Weight and bias of a linear layer that does nothing else, where they can be read as they lie."""
     if isinstance(source, nn.Module):
         if not isinstance(source, FastLinear):
-            raise SurpriseError
+            raise _SurpriseError
         source = source.weight, source.bias
-    if not all(is_plain(part) for part in source if part is not None) or not source[0].is_contiguous():
-        raise SurpriseError
+    if not all(is_plain(part) and part.is_contiguous() for part in source if part is not None):
+        raise _SurpriseError
     return source
 
 
 def _by_parts(layer: Layer, parts: int) -> ByParts:
     if layer[0].shape[0] % parts:
-        raise SurpriseError
+        raise _SurpriseError
     return ByParts.of(*layer, parts)
 
 
@@ -195,7 +195,7 @@ def _summed(layer: Layer, parts: int) -> Layer:
     """A linear layer (O, D) by parts of its inputs: weight (parts, D / parts, O) and bias (O,)."""
     weight, bias = layer
     if weight.shape[1] % parts:
-        raise SurpriseError
+        raise _SurpriseError
     return weight.view(weight.shape[0], parts, -1).permute(1, 2, 0), bias
 
 
@@ -218,7 +218,7 @@ def is_from(module: object, *names: str) -> bool:
 def _norm(module: nn.Module) -> tuple[tuple[int, ...], Tensor, Tensor, float]:
     """What F.layer_norm takes after its input."""
     if not isinstance(module, nn.LayerNorm) or not is_from(module, *_NORMS):
-        raise SurpriseError
+        raise _SurpriseError
     return module.normalized_shape, module.weight, module.bias, module.eps
 
 
@@ -226,7 +226,7 @@ def _three(mlp: tuple[nn.Module, ...]) -> list[nn.Module]:
     """First layer, activation and second layer, if there is nothing else that does anything."""
     busy = [module for module in mlp if not _idle(module)]
     if len(busy) != 3 or not is_from(busy[1], *_ACTIVATIONS):
-        raise SurpriseError
+        raise _SurpriseError
     return busy
 
 
@@ -239,7 +239,7 @@ def _scale(steps: tuple[Step, ...]) -> Tensor | None:
     if isinstance(scale, nn.Module) and is_from(scale, *_SCALES) and len(scale._parameters) == 1:
         (scale,) = scale._parameters.values()
     if not isinstance(scale, Tensor):
-        raise SurpriseError
+        raise _SurpriseError
     return scale.view(-1)
 
 
@@ -260,4 +260,4 @@ def _check_unwatched(parts: Parts) -> None:
     given = (parts.norm1, *parts.qkv, parts.out, *parts.after_out, parts.norm2, *parts.mlp, *parts.after_mlp)
     for module in (*given, *parts.around):
         if isinstance(module, nn.Module) and _watched(module.__dict__):
-            raise SurpriseError
+            raise _SurpriseError

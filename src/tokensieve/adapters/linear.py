@@ -5,9 +5,9 @@ torch gives a product in float32 to MKL. That costs a reduced model time in two 
 - A product of few rows and a large matrix is cut up badly between two threads: the fewer tokens, the further the time
   falls behind the MACs, which takes back a part of what a reduction gained. Given as a batch of products, one for each
   part of the outputs, every thread packs and reads its own part of the weights.
-- On AMD's processors MKL leaves AVX-512 aside, half of what they can do. oneDNN, which torch ships as well, uses it,
-  for many rows and for few. It makes code for each number of rows, so it is for encoders, whose blocks meet the same
-  numbers again and again.
+- On AMD's processors MKL leaves AVX-512 aside, from Zen 5 on half of what they can do. oneDNN, which torch ships as
+  well, uses it, for many rows and for few. It makes code for each number of rows, so it is for encoders, whose blocks
+  meet the same numbers again and again.
 
 Neither needs a copy of the weights. Figures: benchmarks/speed.md.
 """
@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve._machine import cpu_vendor
+from tokensieve._machine import cpu_family, cpu_vendor
 from tokensieve.core.eager import eager
 
 __all__ = [
@@ -48,6 +48,7 @@ __all__ = [
 PARTS = 4  # of a layer's outputs, or hidden units; with two threads halves were measured 1 to 4 % slower
 _LEAST, _MOST = 16, 320  # rows; under these it is a matrix times a few vectors, above the usual product is as fast
 _SMALL = 2**18  # weights; up to these putting the parts together costs what they gain
+_ZEN_5 = 26  # AMD's number for the family
 _plain: ContextVar[bool] = ContextVar("_plain", default=False)
 
 
@@ -70,7 +71,9 @@ def plain_linear() -> Iterator[None]:
 
 def way_here() -> Way | None:
     """The way for whole blocks now, for layers and rows that it suits. None: F.linear."""
-    if _mkl_is_narrow() and torch.backends.mkldnn.enabled and not _plain.get() and eager():
+    if not eager() or _plain.get():  # first: a compiler is not to see what follows
+        return None
+    if _mkl_is_narrow() and torch.backends.mkldnn.enabled:
         return Way.ONEDNN
     return Way.PARTS if parts_here() else None
 
@@ -82,13 +85,14 @@ def parts_here() -> bool:
 
 @cache
 def _mkl_is_narrow() -> bool:
-    """Whether MKL leaves half of this processor aside, and oneDNN does not: AVX-512, and AMD's."""
+    """Whether MKL leaves half of this processor aside, and oneDNN does not: AMD's, with AVX-512 in one step."""
     return (
         torch.backends.mkl.is_available()
         and torch.backends.mkldnn.is_available()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
         and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
         and cpu_vendor() == "AuthenticAMD"
+        and cpu_family() >= _ZEN_5  # Zen 4 has AVX-512 too, in two steps
     )
 
 

@@ -62,7 +62,7 @@ def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> 
 def _speed(rows: list[Row]) -> Table:
     table = _table(
         "Speed, interleaved. speed-up: against the faster of stock and sdpa (keep-all's target: against stock); "
-        "gained: speed-up / possible; same layers: the same against no-cut, whose linear layers are a reduced model's",
+        "gained: speed-up / possible; same layers: the same with no-cut, a reduced model's layers, among the baselines",
         ("model", "batch", "method", "keep"),
         ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]", r"same layers \[95 %]"),
     )

@@ -67,7 +67,7 @@ class Summary:
                 "baseline": base is not None,
                 "base_text": words.scale_of(group, name).text(r.metric(base, name)) if base and name else "-",
                 "best": words.best_at_each_budget(group, name) if name else [],
-                "noise": words.noise(group, name) if name else "",
+                "noise": words.noise(group, name) if name else "", "layers": words.layers_note(group),
             }  # fmt: skip
             groups.append(values)
         idle = [run for run in self.runs if r.reduced_nothing(run)]

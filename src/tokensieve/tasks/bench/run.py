@@ -37,7 +37,7 @@ def run_bench(config: BenchConfig, tick: Callable[[str], None] = lambda _: None)
     try:
         threads = torch.get_num_threads()
         with torch.inference_mode():
-            way = way_here() if config.device == "cpu" else None
+            way = way_here() if torch.device(config.device).type == "cpu" else None
         rows: list[dict[str, Any]] = []
         for part in config.parts:
             rows += _MEASURES[part](config, tick)

@@ -84,7 +84,8 @@ class Session:
         """What was reduced, what it costs, how fast it ran: flat, None where it does not apply."""
         speed = self.speed.facts() if self.speed else Speed.nothing()
         cost = self._cost()
-        faster = speed["speedup_same_layers"]  # what is gained by other layers is not the reduction's
+        # what other layers gain is not the reduction's, and where they are slower the untouched model is the opponent
+        faster = min(speed["speedup"] or 0.0, speed["speedup_same_layers"] or 0.0)
         gained = faster / cost["possible"] if faster and cost["possible"] else None
         return self._settings() | cost | speed | {"gained": gained, "text": self.text} | self.notes
 
