@@ -19,10 +19,11 @@ import tokensieve
 from tokensieve.core import native
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.score import image_hash, unit_noise
-from tokensieve.core.select import top
+from tokensieve.core.select import max_min, top
 from tokensieve.errors import BudgetError
 from tokensieve.methods.anchor import Anchor
 from tokensieve.methods.base import Selector
+from tokensieve.methods.divprune import DivPrune
 from tokensieve.methods.evit import EViT
 from tokensieve.methods.random import Random
 from tokensieve.methods.registry import make_method
@@ -57,7 +58,9 @@ def assert_same_choice(wanted, found, n):
     assert found.keep.dtype == torch.int64
     if wanted.drop is not None:
         assert sorted(wanted.drop[0].tolist()) == sorted(found.drop[0].tolist())
-    torch.testing.assert_close(found.scores, wanted.scores, atol=2e-6, rtol=2e-5)
+    assert (wanted.scores is None) == (found.scores is None)
+    if wanted.scores is not None:
+        torch.testing.assert_close(found.scores, wanted.scores, atol=2e-6, rtol=2e-5)
     assert (wanted.extra is None) == (found.extra is None)
     if wanted.extra is not None:
         torch.testing.assert_close(found.extra, wanted.extra, atol=2e-6, rtol=2e-5)
@@ -75,6 +78,8 @@ METHODS = {
     "evit": EViT(),
     "evit, dropped": EViT(fuse=False),
     "random": Random(seed=3),
+    "divprune": DivPrune(),
+    "divprune, by keys, folded": DivPrune(space="keys", fold=True),
 }
 
 
@@ -155,12 +160,21 @@ def test_what_it_cannot_apply_is_left_to_torch():
 
 
 @pytest.mark.parametrize(
-    "method", [Anchor(k=3), EViT(), Random(), SieveMethod(), ToMe()], ids=lambda m: type(m).__name__
+    "method", [Anchor(k=3), DivPrune(), EViT(), Random(), SieveMethod(), ToMe()], ids=lambda m: type(m).__name__
 )
 def test_a_budget_that_cannot_be_is_named(method):
     for keep in (0, 13):
         with pytest.raises(BudgetError, match=f"keep={keep}"):
             method.reduce(draw_view(0, batch=1, n=12, native=True), keep)
+
+
+def test_max_min_of_equals_and_of_one():
+    for x in (torch.ones(1, 6, 4), torch.ones(1, 1, 4), torch.eye(5)[None], torch.tensor([[[1.0, 0], [1, 0], [0, 1]]])):
+        for k in range(1, x.shape[1] + 1):
+            found = native.max_min(x, k)
+            assert torch.equal(found, max_min(x, k))
+            assert found[0].unique().numel() == k
+    assert native.max_min(torch.full((1, 4, 3), torch.nan), 3).shape == (1, 3)  # and nothing is read outside
 
 
 def test_top_and_noise():

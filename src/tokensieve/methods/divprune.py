@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
+from tokensieve.core import native
 from tokensieve.core.select import max_min
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector, check
@@ -32,4 +33,8 @@ class DivPrune(Selector):
         raise TypeError("divprune chooses a set, it has no scores")
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, None]:
-        return max_min(view.x if self.space == "tokens" else view.keys, keep), None
+        x = view.x if self.space == "tokens" else view.keys
+        if view.native and native.plain(x):
+            self.check_keep(view, keep)
+            return native.max_min(x, keep), None
+        return max_min(x, keep), None

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.reduction import Reduction
-from tokensieve.core.score import GROUPS, MIX, PLACE, noise_start
+from tokensieve.core.score import GROUPS, MIX, PLACE, cosine, noise_start
 from tokensieve.errors import one_line
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ __all__ = [
     "cls_row",
     "evit",
     "fits",
+    "max_min",
     "noise",
     "plain",
     "shrink",
@@ -120,6 +121,11 @@ def noise(view: TokenView, seed: int) -> Tensor:
 def top(scores: Tensor, k: int) -> Tensor:
     """The k highest of (1, N), ascending."""
     return _call("top", scores, k)[0]
+
+
+def max_min(x: Tensor, k: int) -> Tensor:
+    """`core.select.max_min` of (1, N, D)."""
+    return _call("max_min", cosine(x, x), k)[0]
 
 
 def evit(view: TokenView, keep: int) -> Reduction:

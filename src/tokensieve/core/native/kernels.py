@@ -15,7 +15,19 @@ import numpy as np
 from numba.core.caching import NullCache
 from numba.core.dispatcher import Dispatcher
 
-__all__ = ["COMPILES", "anchor", "cls_row", "evit", "keep_nothing", "noise", "shrink", "sieve", "tome", "top"]
+__all__ = [
+    "COMPILES",
+    "anchor",
+    "cls_row",
+    "evit",
+    "keep_nothing",
+    "max_min",
+    "noise",
+    "shrink",
+    "sieve",
+    "tome",
+    "top",
+]
 
 COMPILES = not getattr(numba.config, "DISABLE_JIT", False)  # numba's own switch, set when it is imported
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -206,6 +218,38 @@ def cls_row(q: Array, k: Array, bias: Array, scale: float, prefix: int, n: int) 
 def top(scores: Array, keep: int) -> tuple[Array]:
     """(1, keep) the places of the highest of (1, N), ascending."""
     return (np.sort(np.argsort(-scores[0], kind="mergesort")[:keep]).reshape(1, keep),)
+
+
+@compiled
+def max_min(cosines: Array, keep: int) -> tuple[Array]:
+    """(1, keep) what a greedy max-min of 1 - cosine chooses, ascending, from cosines (1, N, N)."""
+    c, n = cosines[0], cosines.shape[1]
+    nearest, apart = np.empty(n, np.float32), np.empty(n, np.float32)
+    for i in range(n):
+        likest, total = np.float32(-np.inf), np.float32(0.0)
+        for j in range(n):
+            total += _ONE - c[i, j]
+            if j != i:
+                likest = max(likest, c[i, j])
+        nearest[i], apart[i] = _ONE - likest, total
+    far, pick = np.max(nearest), 0
+    most = np.float32(-np.inf)
+    for i in range(n):  # of equals the one that is farthest from all
+        if nearest[i] >= far - np.float32(1e-5) and apart[i] > most:
+            most, pick = apart[i], i
+    chosen = np.empty((1, keep), np.int64)
+    nearest[:] = np.inf
+    for step in range(keep):
+        chosen[0, step] = pick
+        nearest[pick] = -np.inf
+        best = np.float32(-np.inf)
+        row, pick = c[pick], 0
+        for j in range(n):
+            nearest[j] = min(nearest[j], _ONE - row[j])
+            if nearest[j] > best:
+                best, pick = nearest[j], j
+    chosen[0].sort()
+    return (chosen,)
 
 
 @compiled
