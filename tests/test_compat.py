@@ -84,7 +84,8 @@ def test_apply_token_selection_edges():
     pooled = torch.randn(4, 16)
     assert compat.apply_token_selection(pooled, k=2, m=2, alpha=0.5) is pooled
     few = torch.randn(1, 6, 16)
-    assert torch.equal(compat.apply_token_selection(few, k=10, m=50), few)
+    with pytest.warns(UserWarning, match=r"k \+ m = 60 and there are 5 patches"):
+        assert torch.equal(compat.apply_token_selection(few, k=10, m=50), few)
     with pytest.raises(OptionError, match=r"alpha=1\.5"):
         compat.apply_token_selection(torch.randn(1, 6, 16), alpha=1.5)
 

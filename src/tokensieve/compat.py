@@ -7,6 +7,7 @@ model; those that prune go through `attach`. Imports adapters, methods and core.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -70,19 +71,24 @@ def apply_token_selection(
 ) -> Tensor:
     """(B, 1+N, D) -> the same shape: CLS, anchors and the top m in their places, zeros elsewhere.
 
-    A 2-D input is pooled already and comes back as it is.
+    A 2-D input is pooled already and comes back as it is. Where k + m are all there are, a warning says so.
     """
     if tokens.dim() == 2:
         return tokens
     view = TokenView.of(tokens, heads)
     method = Anchor(k=k, m=m, alpha=alpha, normalize=normalize)
+    if k + m >= view.n:
+        warnings.warn(f"nothing is left out: k + m = {k + m} and there are {view.n} patches", stacklevel=2)
     mask = method.reduce(view, min(k + m, view.n)).mask(view.n)
     lead = torch.ones(view.batch, 1, dtype=torch.bool, device=tokens.device)
     return tokens * torch.cat([lead, mask], dim=1).unsqueeze(-1)
 
 
 def get_image_features_with_tokens(model: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The standard CLS feature (B, E), bit for bit, and the patch tokens (B, N, D) as they leave the last block."""
+    """The standard CLS feature (B, E), bit for bit, and the patch tokens (B, N, D) as they leave the last block.
+
+    Of a model from which tokens are taken out just now: what that one gives.
+    """
     tower, family = find_tower(model)
     last = list(family.blocks(tower).children())[-1]
     caught: list[Tensor] = []

@@ -80,8 +80,13 @@ def test_scaled_cosine_attention() -> None:
 
 def test_a_made_token_in_a_rotary_tower() -> None:
     tiny = tiny_model("timm_eva")
-    with tokensieve.attach(tiny.model, "evit", keep=18), pytest.raises(UnsupportedModelError, match="fuse=False"):
+    kinds = [type(m) for m in tiny.model.modules()]
+    with pytest.raises(UnsupportedModelError, match="fuse=False"):
+        tokensieve.attach(tiny.model, "evit", keep=18)
+    assert [type(m) for m in tiny.model.modules()] == kinds
+    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=18, fuse=False) as handle:
         tiny.model(tiny.images(1))
+        assert handle.kept[handle.at[-1]].shape == (1, 18)
 
 
 def test_fuse_and_text_without_a_joint_space() -> None:
@@ -161,7 +166,9 @@ def test_a_budget_that_removes_nothing_says_so_and_changes_nothing(family: str, 
     tiny = tiny_model(family)
     with torch.no_grad():
         wanted = tiny.feature(tiny.model, tiny.images(2))
-        with pytest.warns(UserWarning, match="nothing is reduced: the budget keeps 36 and the image has 36 patches"):
+        asked = options.get("keep", 60)
+        said = rf"nothing is reduced: the budget keeps 36 \(keep={asked}\) and the image has 36 patches"
+        with pytest.warns(UserWarning, match=said):
             handle = tokensieve.attach(tiny.model, "anchor", **options)
         with handle:
             assert torch.equal(tiny.feature(tiny.model, tiny.images(2)), wanted)
@@ -240,14 +247,20 @@ def test_a_method_that_at_most_halves_is_refused_where_it_chooses_from_all(metho
         ({"keep": 9, "at": 1.5}, "at=1.5: give a block of 0 to 3"),
         ({"keep": 9, "at": True}, "at=True"),
         ({"keep": {}}, "keep={}"),
-        ({"keep_average": [1, 2]}, r"keep=\[1, 2\]"),
+        ({"keep_average": [1, 2]}, r"keep_average=\[1, 2\]"),
+        ({"keep_average": 2.0}, "keep_average=2.0: a ratio lies in"),
+        ({"keep": 0.0}, "keep=0.0: .* at least one patch"),
+        ({"keep": 5}, "keep at least 10$"),  # k anchors: more blocks would not help
+        ({"keep_avrage": 0.5}, 'Did you mean "keep_average"'),
+        ({"schdule": "linear"}, 'Did you mean "schedule"'),
+        ({"keep": 0.5, "proportional": -1.0}, "proportional=-1.0"),
         ({"keep": 9, "fuse_weight": "a"}, "fuse_weight='a'"),
         ({"keep": 9, "text": "a dog"}, "text takes features.*not str"),
         ({"keep": 9, "text": torch.randn(1, 16)}, "Anchor does not look at any"),
     ],
 )
 def test_arguments_of_the_wrong_kind(given: dict, said: str) -> None:
-    with pytest.raises((OptionError, BudgetError), match=said):
+    with pytest.raises((OptionError, BudgetError, UnknownNameError), match=said):
         tokensieve.attach(tiny_model("openclip").model, "anchor", **given)
 
 

@@ -18,6 +18,7 @@ from tokensieve.core.score import (
     relevance,
     unit_noise,
 )
+from tokensieve.errors import OptionError
 
 
 def draw(seed, batch=2, heads=3, length=5, d=4):
@@ -103,8 +104,10 @@ def test_relevance(seed, shared):
 
 
 def test_relevance_wants_features_of_one_space():
-    with pytest.raises(RuntimeError, match="size"):
+    with pytest.raises(OptionError, match="text features are 5 wide, the model's joint space has 4"):
         relevance(torch.randn(1, 3, 4), torch.randn(2, 5))
+    with pytest.raises(OptionError, match="for 3 images, 1 came"):
+        relevance(torch.randn(1, 3, 4), torch.randn(3, 2, 4))
 
 
 @pytest.mark.parametrize("seed", range(3))

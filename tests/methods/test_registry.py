@@ -10,6 +10,7 @@ import sys
 import pytest
 import torch
 
+import tokensieve
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError, UnknownNameError
@@ -140,3 +141,15 @@ def test_the_papers_of_vision_language_methods_are_named(name):
 def test_options_of_the_wrong_kind(name, options, said):
     with pytest.raises(OptionError, match=re.escape(said)):
         make_method(name, **options)
+
+
+@pytest.mark.parametrize(("name", "what"), [("mine", int), ("mine", "First"), (3, First), ("mine", First())])
+def test_only_classes_of_methods_are_registered(name, what):
+    with pytest.raises(OptionError, match="register_method takes a name and a class derived from Method"):
+        register_method(name, what)
+    assert "mine" not in list_methods()
+
+
+def test_a_class_is_not_a_method_made_already():
+    with pytest.raises(OptionError, match=r"First\(\), not the class"):
+        tokensieve.attach(torch.nn.Linear(2, 2), First, keep=0.5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
@@ -19,9 +20,9 @@ from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
 from tokensieve.core.budget import Keep, check_schedule, counts_for, counts_for_average
 from tokensieve.core.cost import Cost, encoder_cost
-from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, nearest
+from tokensieve.errors import BudgetError, OptionError, UnknownNameError, UnsupportedModelError, nearest
 from tokensieve.methods.base import Method
-from tokensieve.methods.registry import make_method
+from tokensieve.methods.registry import make_method, method_options
 
 __all__ = ["FAMILIES", "Attachment", "attach", "attachment_of", "find_tower"]
 
@@ -97,7 +98,10 @@ def attach(
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"attach takes a torch module, not {type(model).__name__}")
     if isinstance(method, str):
+        _check_names(method, options)
         method = make_method(method, **options)
+    elif isinstance(method, type):
+        raise OptionError(f"method is a name or a Method made already: {method.__name__}(), not the class")
     elif not isinstance(method, Method):
         raise OptionError(f"method is a name or a Method, not {type(method).__name__}")
     elif options:
@@ -143,6 +147,15 @@ def attach(
     )  # fmt: skip
     handle._install()
     return handle
+
+
+def _check_names(method: str, options: Iterable[str]) -> None:
+    """Raise where an option is neither the method's nor one of attach's own; the message has the nearest of both."""
+    own = set(inspect.signature(attach).parameters) - {"model", "method", "options"}
+    known = [*method_options(method), *own]
+    for option in options:
+        if option not in known:
+            raise UnknownNameError(f"method {method!r} has no option {option!r}.{nearest(option, known)}")
 
 
 def _half(family: Family, tower: nn.Module) -> int:
@@ -201,6 +214,12 @@ class Attachment:
         self._before: list[tuple[nn.Module, type]] = []
         self._seen: Run | None = None  # the last forward before the removal
         self.new_run: Callable[[Attachment], Run] = Run  # how a forward goes; otherwise where a selection is trained
+        if not 0.0 <= method.proportional <= 2.0:
+            raise OptionError(f"proportional={method.proportional!r}: how much of log(size) counts lies in [0, 2]")
+        if method.makes() and family.turns(tower) and mode == "prune":
+            raise UnsupportedModelError(
+                f"{type(method).__name__} makes a token, which has no place in a rotary tower: use evit with fuse=False"
+            )
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if mode == "fuse" and self.project is None:
             raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')
@@ -245,8 +264,10 @@ class Attachment:
                 f"under {floor} of them in one step: keep at least {floor}"
             )
         if self.mode != "analyse" and min(counts.values()) >= self.patches:
+            asked = f"keep={self.keep}" if self.keep_average is None else f"keep_average={self.keep_average}"
             warnings.warn(
-                f"nothing is reduced: the budget keeps {min(counts.values())} and the image has {self.patches} patches",
+                f"nothing is reduced: the budget keeps {min(counts.values())} ({asked}) and the image has "
+                f"{self.patches} patches",
                 stacklevel=3,
             )
         blocks = list(self.blocks.children())

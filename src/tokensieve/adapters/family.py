@@ -77,6 +77,10 @@ class Family(ABC):
     def grid(self, tower: nn.Module) -> tuple[int, int]:
         """Patches down and across for the model's usual image."""
 
+    def turns(self, tower: nn.Module) -> bool:
+        """Whether queries and keys are rotated by their place in the grid, so that a token needs one."""
+        return False
+
     def pools_patches(self, model: nn.Module, tower: nn.Module) -> bool:
         """Whether the feature is pooled over patches (mean or attention) and not read from CLS."""
         return False

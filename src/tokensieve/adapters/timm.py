@@ -139,6 +139,9 @@ class TimmFamily(Family):
     def has_cls(self, tower: nn.Module) -> bool:
         return getattr(tower, "cls_token", None) is not None
 
+    def turns(self, tower: nn.Module) -> bool:
+        return getattr(tower, "rope", None) is not None
+
     def grid(self, tower: nn.Module) -> tuple[int, int]:
         return cast(tuple[int, int], tuple(cast(Any, tower).patch_embed.grid_size))
 

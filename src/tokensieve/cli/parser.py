@@ -45,6 +45,9 @@ class Parser(argparse.ArgumentParser):
         return found
 
     def error(self, message: str) -> NoReturn:
+        for action in self._actions:  # what may follow, and is not required, is listed by argparse as if it were
+            if action.nargs == "*" and not action.option_strings:
+                message = message.replace(f", {action.metavar}", "")
         raise OptionError(f"{message} (see `{self.prog} --help`)")
 
 

@@ -39,18 +39,21 @@ def parse_keep(text: str) -> int | float | list[int | float]:
     return parts if len(parts) > 1 else parts[0]
 
 
-def target_count(n: int, keep: int | float) -> int:
-    """How many of n patches `keep` asks for: an int is a count (never more than n), a float a ratio in (0, 1]."""
+def target_count(n: int, keep: int | float, name: str = "keep") -> int:
+    """How many of n patches `keep` asks for: an int is a count (never more than n), a float a ratio in (0, 1].
+
+    name: the argument that errors speak of.
+    """
     if isinstance(keep, bool) or not isinstance(keep, Real) or not math.isfinite(keep):
-        raise BudgetError(f"keep={keep!r}: give a count (60) or a ratio (0.4)")
+        raise BudgetError(f"{name}={keep!r}: give a count (60) or a ratio (0.4)")
     if isinstance(keep, Integral):  # numpy's integers are counts too
         if keep < 1:
-            raise BudgetError(f"keep={keep}: at least one patch must remain")
+            raise BudgetError(f"{name}={keep}: at least one patch must remain")
         return min(int(keep), n)
-    if not 0.0 < keep <= 1.0:
-        raise BudgetError(
-            f"keep={keep}: a ratio lies in (0, 1]; for a count give a whole number, {max(1, round(keep))}"
-        )
+    if keep > 1.0:
+        raise BudgetError(f"{name}={keep}: a ratio lies in (0, 1]; for a count give a whole number, {round(keep)}")
+    if keep <= 0.0:
+        raise BudgetError(f"{name}={keep}: a ratio lies in (0, 1], and at least one patch must remain")
     return max(1, round(keep * n))
 
 
@@ -85,9 +88,10 @@ def counts_for(
         for _ in range(blocks):
             lowest = max(1, floor(lowest))
         if end < lowest:
+            cure = "" if floor(lowest) >= lowest else ", or reduce at more blocks"
             raise BudgetError(
                 f"keep={keep} asks for {end} of {n} patches, but with {blocks} reducing block(s) this method cannot go "
-                f"under {lowest}: keep at least {lowest}, or reduce at more blocks"
+                f"under {lowest}: keep at least {lowest}{cure}"
             )
         counts = _spread(n, blocks, end, schedule)
         before = n
@@ -154,7 +158,7 @@ def counts_for_average(
     The average cannot fall under what the blocks before the first cut and the method's own floor leave of it:
     BudgetError prints that figure.
     """
-    target = target_count(n, keep_average)
+    target = target_count(n, keep_average, "keep_average")
 
     def reachable(end: int) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""How much a token matters: pure functions on tensors. Imports torch only."""
+"""How much a token matters: pure functions on tensors. Imports torch and errors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tokensieve.errors import OptionError
 
 __all__ = [
     "GROUPS",
@@ -92,8 +94,12 @@ def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
 
     valid: (B, T), False for rows of text that are no part of it.
     """
+    if text.shape[-1] != x.shape[-1]:
+        raise OptionError(f"text features are {text.shape[-1]} wide, the model's joint space has {x.shape[-1]}")
     if text.dim() == 2:
         text = text.unsqueeze(0).expand(x.shape[0], -1, -1)
+    elif text.shape[0] != x.shape[0]:
+        raise OptionError(f"text of shape {tuple(text.shape)} is for {text.shape[0]} images, {x.shape[0]} came")
     like = cosine(x, text.to(x.dtype))
     if valid is None:
         return like.mean(dim=-1)

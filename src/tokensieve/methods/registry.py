@@ -75,6 +75,10 @@ def method_stages(name: str) -> tuple[str, ...]:
 
 def register_method(name: str, cls: type[Method]) -> None:
     """Make a method of one's own available by name. A name that is taken is an error."""
+    from tokensieve.methods.base import Method
+
+    if not isinstance(name, str) or not isinstance(cls, type) or not issubclass(cls, Method):
+        raise OptionError(f"register_method takes a name and a class derived from Method, not {name!r} and {cls!r}")
     if name in _BUILT_IN or name in _registered:
         raise OptionError(f"a method named {name!r} exists already")
     _registered[name] = cls
