@@ -20,9 +20,9 @@ from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
 from tokensieve.core.budget import Keep, check_schedule, counts_for, counts_for_average
 from tokensieve.core.cost import Cost, encoder_cost
-from tokensieve.errors import BudgetError, OptionError, UnknownNameError, UnsupportedModelError, nearest
+from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, nearest
 from tokensieve.methods.base import Method
-from tokensieve.methods.registry import make_method, method_options
+from tokensieve.methods.registry import check_option_names, make_method
 
 __all__ = ["FAMILIES", "Attachment", "attach", "attachment_of", "find_tower"]
 
@@ -98,7 +98,8 @@ def attach(
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"attach takes a torch module, not {type(model).__name__}")
     if isinstance(method, str):
-        _check_names(method, options)
+        own = inspect.signature(attach).parameters.keys() - {"model", "method", "options"}
+        check_option_names(method, options, also=own)  # or one of attach's own, misspelt
         method = make_method(method, **options)
     elif isinstance(method, type):
         raise OptionError(f"method is a name or a Method made already: {method.__name__}(), not the class")
@@ -147,15 +148,6 @@ def attach(
     )  # fmt: skip
     handle._install()
     return handle
-
-
-def _check_names(method: str, options: Iterable[str]) -> None:
-    """Raise where an option is neither the method's nor one of attach's own; the message has the nearest of both."""
-    own = set(inspect.signature(attach).parameters) - {"model", "method", "options"}
-    known = [*method_options(method), *own]
-    for option in options:
-        if option not in known:
-            raise UnknownNameError(f"method {method!r} has no option {option!r}.{nearest(option, known)}")
 
 
 def _half(family: Family, tower: nn.Module) -> int:

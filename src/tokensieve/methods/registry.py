@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import math
+from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,15 @@ from tokensieve.errors import OptionError, UnknownNameError, nearest
 if TYPE_CHECKING:
     from tokensieve.methods.base import Method
 
-__all__ = ["list_methods", "make_method", "method_class", "method_options", "method_stages", "register_method"]
+__all__ = [
+    "check_option_names",
+    "list_methods",
+    "make_method",
+    "method_class",
+    "method_options",
+    "method_stages",
+    "register_method",
+]
 
 # name -> (module, class, one line)
 _BUILT_IN: dict[str, tuple[str, str, str]] = {
@@ -103,12 +112,17 @@ def method_options(name: str) -> dict[str, Any]:
 def make_method(name: str, **options: Any) -> Method:
     """A method by name. Unknown names and options are errors that name the nearest right one."""
     cls = method_class(name)
+    check_option_names(name, options)
+    _check_kinds(cls, options)
+    return cls(**options)
+
+
+def check_option_names(name: str, options: Iterable[str], also: Iterable[str] = ()) -> None:
+    """Raise where a method has no such option; the message has the nearest one, `also` among what may be meant."""
     known = method_options(name)
     for option in options:
         if option not in known:
-            raise UnknownNameError(f"method {name!r} has no option {option!r}.{nearest(option, known)}")
-    _check_kinds(cls, options)
-    return cls(**options)
+            raise UnknownNameError(f"method {name!r} has no option {option!r}.{nearest(option, [*known, *also])}")
 
 
 def _check_kinds(cls: type[Method], options: dict[str, Any]) -> None:

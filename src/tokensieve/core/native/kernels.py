@@ -3,6 +3,9 @@
 Every array is of float32 and contiguous, with a first dimension of 1, the image: what a tensor of one image is seen as.
 Indices are int64. Not a number in, anything out, but never a read outside of an array: comparisons with it are false;
 and what a method of somebody's own says is checked before it is followed.
+
+All in one file, though it is long: numba keeps what it compiled as long as the file of a function is the same, and does
+not see that another file, of which that function calls something, has changed.
 """
 
 from __future__ import annotations
