@@ -1,7 +1,7 @@
 """How often sieve should cut: the feature's error at the same measured time, for single images and for batches.
 
 For cuts at every block, every second and every third, and a row of budgets: the measured speed-up at batch 1 and 16,
-interleaved with the same layers and all tokens, and the relative error of the CLS feature on training images. Errors at
+interleaved with fused attention and all tokens, and the relative error of the CLS feature on training images. Errors at
 a given speed-up are read off by straight lines between the budgets.
 
     python benchmarks/sieve_spacing.py

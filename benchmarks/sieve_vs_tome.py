@@ -8,8 +8,7 @@
    costs, cutting at every block, every second and every third, on training images the probe has not seen, and keeps the
    schedule with the smallest feature error for each of the three.
 3. Timing: `keep` is moved until the measured speed-up is 2x and 3x, all of them and the model with all its tokens
-   taking turns. That one runs on the layers of a reduced model (`no-cut` of `tokensieve bench`), which may be faster
-   than its own: 2x and 3x are what the reduction alone gains.
+   taking turns. That one runs fused attention, as the reduced ones do: 2x and 3x are what the reduction alone gains.
    Fewer cuts take less time and so may keep more: of the three each method keeps the one with the smallest error now,
    of those that are as fast as was asked for. The four that are left take turns once more, with four times the rounds:
    that is the speed reported.
@@ -127,7 +126,7 @@ def tune(model: nn.Module, images: np.ndarray, full: Tensor, batch: int) -> tupl
 
 
 def measured_speeds(model: nn.Module, choices: list[Choice], images: Tensor, rounds: int) -> list[float]:
-    """The speed-up of each choice over the same layers with all tokens; all of them take turns, round by round."""
+    """The speed-up of each choice over fused attention with all tokens; all of them take turns, round by round."""
     calls: dict[str, Callable[[], Any]] = {}
     for name, attach in {"full": attach_fused, **{str(i): choice.attach for i, choice in enumerate(choices)}}.items():
         copy = twin(model)

@@ -18,8 +18,8 @@ from tokensieve.results.pictures import Selection
 from tokensieve.results.report import Photo, Pictures, build_page, eval_sections
 from tokensieve.results.report.charts import layers, pareto, scatter, series_of, ticks
 from tokensieve.results.report.runs import grouped, tokens_per_layer
-from tokensieve.results.report.sections import Summary, Table
-from tokensieve.results.report.words import best_at_each_budget, layers_note, listed, noise
+from tokensieve.results.report.sections import Table
+from tokensieve.results.report.words import best_at_each_budget, listed, noise
 
 
 class _Page(HTMLParser):
@@ -184,15 +184,6 @@ def test_the_interval_is_wilsons() -> None:
     text = noise([make_run(metrics={"acc1": share}, images=count)], "acc1")
     assert f"{100 * low:.1f} to {100 * high:.1f} %" in text
     assert noise([make_run("sieve", 0.5)], "acc1") == ""
-
-
-def test_what_is_the_layers_merit_is_said():
-    runs = [make_run(), make_run("sieve", 0.5, speedup=2.7, speedup_same_layers=1.5), make_run("tome", 0.5)]
-    assert "about 1.80\u00d7 is theirs" in layers_note(runs)
-    assert "1.50\u00d7" in Table(runs).html()
-    assert "about 1.80\u00d7 is theirs" in Summary(runs).html()
-    assert layers_note([make_run(), make_run("sieve", 0.5, speedup=1.5, speedup_same_layers=1.48)]) == ""
-    assert layers_note([make_run()]) == ""
 
 
 def test_the_front_holds_what_nothing_else_beats() -> None:

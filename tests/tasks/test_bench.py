@@ -17,8 +17,6 @@ from torch import nn
 from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.adapters.attach import attach
 from tokensieve.adapters.baseline import attach_fused
-from tokensieve.adapters.linear import Way, way_here
-from tokensieve.core import native
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError
 from tokensieve.results.bench_tables import bench_tables
 from tokensieve.results.record import read_record, write_record
@@ -148,13 +146,13 @@ def test_candidates_are_all_there_and_reduce_what_they_say() -> None:
     model, size = tiny()
     found = speed.candidates_of(model, config())
     assert [c.name for c in found] == [
-        "stock 1.0", "sdpa 1.0", "no-cut 1.0", "keep-all 1.0", "evit 0.5", "evit 0.25", "tome 0.5", "tome 0.25",
+        "stock 1.0", "sdpa 1.0", "keep-all 1.0", "evit 0.5", "evit 0.25", "tome 0.5", "tome 0.25",
     ]  # fmt: skip
     with torch.inference_mode():
         for c in found:
             c.model(images(2, size))
     ends = [c.handle.cost().tokens_per_layer[-1] for c in found if c.handle]
-    assert ends == [37, 37, 37, 1 + 18 + 1, 1 + 9 + 1, 1 + 18, 1 + 9]  # evit has one token made of the rest
+    assert ends == [37, 37, 1 + 18 + 1, 1 + 9 + 1, 1 + 18, 1 + 9]  # evit has one token made of the rest
 
 
 def test_a_budget_that_keeps_all_is_refused_before_it_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,13 +168,11 @@ def test_a_budget_that_keeps_all_is_refused_before_it_is_measured(monkeypatch: p
 # -- rows ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layers", [0.3, 3.0])  # faster than the untouched model's, and slower
-def test_rows_agree_with_a_naive_recomputation(layers: float) -> None:
+def test_rows_agree_with_a_naive_recomputation() -> None:
     model, _ = tiny()
     found = speed.candidates_of(model, config(methods=("random",)))
     generator = torch.Generator().manual_seed(1)
     times = {c.name: (torch.rand(9, generator=generator) + 0.5).tolist() for c in found}
-    times["no-cut 1.0"] = [layers * seconds for seconds in times["no-cut 1.0"]]
     rows = speed.speed_rows("m", 16, found, times)
     stock, sdpa = times["stock 1.0"], times["sdpa 1.0"]
     best, name = (stock, "stock") if statistics.median(stock) < statistics.median(sdpa) else (sdpa, "sdpa")
@@ -192,14 +188,6 @@ def test_rows_agree_with_a_naive_recomputation(layers: float) -> None:
         assert row["gained_of_possible"] == pytest.approx(row["speedup"] / row["possible"])
         assert row["gained_interval"] == pytest.approx((ordered[1] / row["possible"], ordered[7] / row["possible"]))
         assert row["reduces"] == (c.method == "random")
-        if row["reduces"]:
-            uncut = min((best, times["no-cut 1.0"]), key=statistics.median)
-            alone = sorted(b / t / row["possible"] for b, t in zip(uncut, mine, strict=True))
-            assert row["same_layers"] == pytest.approx(alone[4])
-            assert row["same_layers_interval"] == pytest.approx((alone[1], alone[7]))
-            assert row["met_same_layers"] == (alone[4] >= 0.95)
-        else:
-            assert row["same_layers"] is row["same_layers_interval"] is row["met_same_layers"] is None
     judged = {row["method"]: row for row in rows}
     assert judged["keep-all"]["met"] == (judged["keep-all"]["speedup_stock"] >= 0.99)
     assert judged["random"]["met"] == (judged["random"]["gained_of_possible"] >= 0.95)
@@ -231,13 +219,10 @@ def test_a_whole_run_goes_into_one_record_and_its_tables(tmp_path: Path) -> None
     assert again.kind == "bench"
     assert again.config["keep"] == [0.5, 0.25]
     assert again.hardware["threads"] == 1
-    assert again.config["native"] == native.version()
-    with torch.inference_mode():  # parts are for two to four threads, and this was one
-        assert again.config["layers"] == ("onednn" if way_here() is Way.ONEDNN else None)
     assert again.rows == json.loads(json.dumps(record.rows))
-    assert [row["part"] for row in again.rows] == ["speed"] * 16 + ["share"] * 2
-    assert all(len(row["ms_rounds"]) == 3 for row in again.rows[:16])
-    assert [table.row_count for table in bench_tables(again.rows)] == [16, 2]
+    assert [row["part"] for row in again.rows] == ["speed"] * 14 + ["share"] * 2
+    assert all(len(row["ms_rounds"]) == 3 for row in again.rows[:14])
+    assert [table.row_count for table in bench_tables(again.rows)] == [14, 2]
 
 
 def test_share_is_of_twelve_blocks_with_the_selections() -> None:

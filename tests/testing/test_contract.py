@@ -198,12 +198,6 @@ class ClaimsGradients(ByNorm):
         return Reduction(keep=plain.keep, extra=(weight / weight.sum(1, keepdim=True)).unsqueeze(1))
 
 
-@dataclass(kw_only=True)
-class OtherwiseAlone(ByNorm):
-    def score(self, view: TokenView, keep: int) -> Tensor:
-        return -super().score(view, keep) if view.native else super().score(view, keep)
-
-
 BROKEN = [
     (OneTooMany, "exact budget", "shape"),
     (DropsNothing, "exact budget", "shape"),
@@ -212,7 +206,6 @@ BROKEN = [
     (LooksAtBatchMates, "a batch equals its singles", "alone"),
     (EatsThePrefix, "prefix tokens survive", "changed"),
     (NeverAll, "keep-all is the identity", "keeping all"),
-    (OtherwiseAlone, "machine code says what torch says", "by machine code"),
     (Overflows, "half precision is finite", "scores are not finite"),
     (LosesMass, "merge sizes sum to N", "keep and drop together"),
     (DrawsFromTheGlobalGenerator, "same seed, same result", "two equal methods"),

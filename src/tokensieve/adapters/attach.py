@@ -13,8 +13,6 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import FusingTower, Run, SievedBlocks, sieved_class
 from tokensieve.adapters.family import Family
-from tokensieve.adapters.lean import LeanBlocks
-from tokensieve.adapters.linear import FastLinear, wants_fast
 from tokensieve.adapters.openclip import OpenClipFamily
 from tokensieve.adapters.timm import TimmFamily
 from tokensieve.adapters.transformers import ClipFamily, Dinov2Family
@@ -266,12 +264,9 @@ class Attachment:
         for index, block in enumerate(blocks):
             if self._touches(index):
                 block.__dict__["_sieve_index"] = index
-                if self.mode == "prune":  # the other modes run the model bit for bit
-                    self._swap_linear(block)
                 self._swap(block, sieved_class(self.family.block_mixin, type(block)))
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
-        self.blocks.__dict__["lean"] = LeanBlocks()
         self._swap(self.blocks, SievedBlocks)
         if self._feature is not None:
             self._feature.__dict__["_sieve_attachment"] = self
@@ -283,10 +278,6 @@ class Attachment:
             return self.reduces
         return index in self.at or (self.mode == "fuse" and index == self.depth - 1)
 
-    def _swap_linear(self, block: nn.Module) -> None:
-        for module in filter(wants_fast, block.modules()):
-            self._swap(module, sieved_class(FastLinear, type(module)))
-
     def _swap(self, module: nn.Module, cls: type) -> None:
         self._before.append((module, type(module)))
         module.__class__ = cls
@@ -296,7 +287,7 @@ class Attachment:
         self._seen = self._last_run
         for module, cls in reversed(self._before):
             module.__class__ = cls
-            for name in ("_sieve_index", "attachment", "last", "lean", "_sieve_attachment"):
+            for name in ("_sieve_index", "attachment", "last", "_sieve_attachment"):
                 module.__dict__.pop(name, None)
         self._before = []
 

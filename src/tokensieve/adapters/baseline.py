@@ -16,8 +16,7 @@ class FusedBaseline(Attachment):
     """An attachment that runs every block our way - linear + scaled_dot_product_attention - and removes nothing.
 
     Plain keep-everything leaves the blocks alone. Stock nn.MultiheadAttention can be slower than linear + SDPA, and a
-    reduction measured against stock alone would take credit for that difference. This is the fair opponent; under
-    `linear.plain_linear` it has the usual linear layers, without it those that a reduced model has.
+    reduction measured against stock alone would take credit for that difference. This is the fair opponent.
     """
 
     def _touches(self, index: int) -> bool:

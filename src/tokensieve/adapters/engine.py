@@ -4,10 +4,9 @@ How it works. While attached, the list that holds the blocks and the blocks them
 instance: `module.__class__`), which is put back on removal. Iterating the list starts a `Run`, the state of one
 forward, and yields every block bound to it. So the model's own loop stays in charge (checkpointing, hooks, hidden
 states, intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared
-between forwards, threads or replicas (but views of the weights, see lean), and a checkpointed block is recomputed with
-the state it had.
+between forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
 
-Imports lean, linear and core.
+Imports core only.
 """
 
 from __future__ import annotations
@@ -20,11 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.adapters.lean import LeanBlocks
-from tokensieve.adapters.lean_blocks import LeanBlock, Parts
-from tokensieve.adapters.linear import Way, takes_rows, way_here
-from tokensieve.core import native
-from tokensieve.core.eager import eager
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
@@ -69,48 +63,22 @@ class Run:
         self.kept: dict[int, Tensor] = {}
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
-        self.blocks: list[nn.Module] = []  # ours among those it goes through, where they may run lean
-        self.known: LeanBlocks | None = None  # their lean forms
-        self.way: Way | None = None  # how their linear layers go
-        self.lean: bool | None = None  # whether these may be used; None until somebody asks
-        self.native = False  # whether cuts are made by `core.native`
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
-
-    def start(self, blocks: list[nn.Module], known: LeanBlocks) -> None:
-        """Say which blocks it will go through, and where their lean forms are."""
-        self.way = way_here()
-        if self.way is not None:
-            self.blocks, self.known = [block for block in blocks if isinstance(block, SievedBlock)], known
 
     def enter(self, block: int, x: Tensor) -> State:
         """The state before `block`, into which x (B, L, D) goes."""
         if not self.leaving and not self.counts:
-            self.native = eager() and native.fits(x)
             self.patches = x.shape[1] - self.attachment.prefix
             self.counts = self.attachment.counts(self.patches)
         return self.states[block]
-
-    def lean_block(self, block: int, x: Tensor) -> LeanBlock | None:
-        """The lean form of a block for its input x (B, L, D), if there is one for so many tokens."""
-        way, known = self.way, self.known
-        if way is None or known is None or torch.is_grad_enabled() or not takes_rows(way, x):  # gradients on since
-            return None
-        if self.lean is None:
-            self.lean = known.check(cast(Any, self.blocks), way)
-        return known.get(block) if self.lean else None
 
     def cut(self, block: int, seen: Attended) -> Tensor:
         """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
         state = self.states[block]
         reduction, origin = self.decide(block, seen)
-        given = seen.tokens, self.attachment.prefix, state.made, state.size
-        if self.native and native.applies(reduction, seen.tokens):
-            out, size, bias = native.shrink(reduction, *given, float(self.attachment.method.proportional))
-        else:
-            out, size = reduction.apply(*given)
-            bias = self.log_sizes(size)
+        out, size = reduction.apply(seen.tokens, self.attachment.prefix, state.made, state.size)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
-        self.states[block + 1] = State(size, bias, origin, made)
+        self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
         return out
 
     def decide(self, block: int, seen: Attended) -> tuple[Reduction, Tensor]:
@@ -128,11 +96,10 @@ class Run:
     def view(self, block: int, state: State, seen: Attended) -> TokenView:
         """What the method may look at."""
         at = self.attachment
-        compiled = self.native and all(map(native.plain, seen[:3]))
         return TokenView(
             seen.tokens, seen.q, seen.k, scale=seen.scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made,
             size=state.size, bias=seen.bias, log_sum=seen.log_sum, origin=state.origin, depth=block / at.depth,
-            text=at.text, project=at.project, native=compiled,
+            text=at.text, project=at.project,
         )  # fmt: skip
 
     def log_sizes(self, size: Tensor | None) -> Tensor | None:
@@ -152,7 +119,6 @@ class Run:
         at = self.attachment
         if block < at.depth - 1:
             return x
-        self.known, self.blocks = None, []  # a run is kept to be asked, not the weights it saw
         if at.pools_patches and self.states[block + 1].size is not None:
             x = self.unmerge(x)
         self.pooled = x.shape[1]
@@ -225,10 +191,6 @@ class SievedBlock:
         """Residual stream at the cut -> the block's output."""
         raise TypeError(f"{type(self).__name__} does not say what its MLP is")
 
-    def sieve_parts(self) -> Parts | None:
-        """What the block consists of, where that is all it does; None where it has to go its own way."""
-        return None
-
     def sieve_dropout(self) -> float:
         """Attention dropout in force now."""
         return 0.0
@@ -243,26 +205,19 @@ class SievedBlock:
         out = cast(nn.Module, super()).forward(x, *args, **kwargs)
         return self._sieve_look(x, out, run, *args, **kwargs)
 
-    def sieve_attend(
-        self, x: Tensor, run: Run, state: State, lean: LeanBlock | None, *args: Any, **kwargs: Any
-    ) -> Attended:
+    def sieve_attend(self, x: Tensor, run: Run, state: State, *args: Any, **kwargs: Any) -> Attended:
         """The first half of the block, for its input (B, L, D)."""
-        if lean is None:
-            q, k, v, scale = self.sieve_qkv(x, state, *args, **kwargs)
-        else:
-            (q, k, v), scale = lean.qkv(x), lean.scale
+        q, k, v, scale = self.sieve_qkv(x, state, *args, **kwargs)
         bias = run.bias(state)
         reads = run.attachment.method.needs_log_sum and self._sieve_index in run.counts
         out, sums = attend(q, k, v, bias, scale, self.sieve_dropout(), reads)
-        tokens = self.sieve_attended(x, out.transpose(1, 2).flatten(2)) if lean is None else lean.attended(x, out)
+        tokens = self.sieve_attended(x, out.transpose(1, 2).flatten(2))
         return Attended(tokens, q, k, scale, bias, sums)
 
     def _sieve_step(self, x: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
         index = self._sieve_index
         state = run.enter(index, x)
-        asked = any(value is not None and value is not False for value in (*args, *kwargs.values()))
-        lean = None if asked else run.lean_block(index, x)
-        seen = self.sieve_attend(x, run, state, lean, *args, **kwargs)
+        seen = self.sieve_attend(x, run, state, *args, **kwargs)
         tokens = seen.tokens
         here = tokens.shape[1] - run.attachment.prefix - state.made
         if run.counts.get(index, here) < here:
@@ -270,7 +225,7 @@ class SievedBlock:
         else:
             run.states[index + 1] = state
         del seen  # or the MLP's peak comes on top of queries and keys
-        return run.leave(index, self.sieve_mlp(tokens) if lean is None else lean.mlp(tokens))
+        return run.leave(index, self.sieve_mlp(tokens))
 
     def _sieve_look(self, x: Tensor, out: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
         """Modes that only look: the block ran as it is; the selection is worked out beside it."""
@@ -279,7 +234,7 @@ class SievedBlock:
         state = run.enter(index, x)
         if index in run.counts:
             with torch.no_grad():
-                run.decide(index, self.sieve_attend(x, run, state, None, *args, **kwargs))
+                run.decide(index, self.sieve_attend(x, run, state, *args, **kwargs))
         run.leaving[index] = x.shape[1]
         if run.attachment.mode == "fuse" and index == run.attachment.depth - 1:
             run.tail = out
@@ -312,7 +267,6 @@ class SievedBlocks(nn.ModuleList):
 
     attachment: Attachment
     last: Run | None
-    lean: LeanBlocks
 
     def bound(self) -> list[Bound]:
         """All blocks, bound to a new run, which becomes the last one when a block is called: looking is no forward."""
@@ -322,22 +276,7 @@ class SievedBlocks(nn.ModuleList):
         if not torch.compiler.is_exporting():
             run.owner = self
         blocks = [block for block in self._modules.values() if block is not None]
-        run.start(blocks, self.lean)
         return [Bound(block, run) for block in blocks]
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Called by `.to()` and its like: the old weights are not to be held."""
-        self.lean.clear()
-        return super()._apply(fn, recurse)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self.lean.clear()
-        super()._load_from_state_dict(*args)
-
-    def _replicate_for_data_parallel(self) -> Any:
-        replica = cast(Any, super())._replicate_for_data_parallel()
-        replica.lean = LeanBlocks()
-        return replica
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.bound())

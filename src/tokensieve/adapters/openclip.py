@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.lean_blocks import Parts
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -64,17 +63,6 @@ class OpenClipBlock(SievedBlock):
 
     def sieve_mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.ls_2(self.mlp(self.ln_2(x))))
-
-    def sieve_parts(self) -> Parts | None:
-        attn = self.attn
-        heads, width = attn.num_heads, attn.in_proj_weight.shape[1]
-        # an attention class of open_clip's own has more in it, a Sequential of the user's own may do more
-        if hasattr(attn, "ln_q") or type(self.mlp) is not nn.Sequential:
-            return None
-        return Parts(
-            self.ln_1, ((attn.in_proj_weight, attn.in_proj_bias),), heads, (width // heads) ** -0.5, attn.out_proj,
-            (getattr(self, "ln_attn", None), self.ls_1), self.ln_2, tuple(self.mlp), (self.ls_2,), (attn, self.mlp),
-        )  # fmt: skip
 
     def sieve_dropout(self) -> float:
         if not self.training:

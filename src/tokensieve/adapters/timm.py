@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.lean_blocks import Parts, is_from
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -83,23 +82,6 @@ class TimmBlock(SievedBlock):
 
     def sieve_mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.drop_path2(_scaled(self.mlp(self.norm2(x)), self._scale("ls2", "gamma_2"))))
-
-    def sieve_parts(self) -> Parts | None:
-        attn, mlp = self.attn, self.mlp
-        # by class: those with gates and rotations have parts of the same names
-        if not is_from(attn, "Attention") or not is_from(mlp, "Mlp") or getattr(attn, "gate", None) is not None:
-            return None
-        if not isinstance(attn.scale, float):  # a tensor may be written to
-            return None
-        idle = (attn.q_norm, attn.k_norm, attn.norm)
-        if not all(type(norm) is nn.Identity for norm in idle):
-            return None
-        return Parts(
-            self.norm1, (attn.qkv,), attn.num_heads, attn.scale, attn.proj,
-            (attn.proj_drop, self._scale("ls1", "gamma_1"), self.drop_path1), self.norm2,
-            (mlp.fc1, mlp.act, mlp.drop1, mlp.norm, mlp.fc2, mlp.drop2),
-            (self._scale("ls2", "gamma_2"), self.drop_path2), (attn, *idle, mlp),
-        )  # fmt: skip
 
     def _scale(self, module: str, parameter: str) -> nn.Module | Tensor | None:
         """LayerScale: a module in `Block`, a bare parameter or nothing in `EvaBlock`."""

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.engine import SievedBlock, State
 from tokensieve.adapters.family import Family, attention_pool_macs, has, linear_macs
-from tokensieve.adapters.lean_blocks import Parts, is_from
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 
@@ -54,15 +53,6 @@ class ClipBlock(SievedBlock):
 
     def sieve_mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.mlp(self.layer_norm2(x)))
-
-    def sieve_parts(self) -> Parts | None:
-        attn, mlp = self.self_attn, self.mlp
-        if not is_from(mlp, "CLIPMLP", "SiglipMLP") or not isinstance(attn.scale, float):  # a tensor may be written to
-            return None
-        return Parts(
-            self.layer_norm1, (attn.q_proj, attn.k_proj, attn.v_proj), attn.num_heads, attn.scale, attn.out_proj,
-            (), self.layer_norm2, (mlp.fc1, mlp.activation_fn, mlp.fc2), (), (attn, mlp),
-        )  # fmt: skip
 
     def sieve_dropout(self) -> float:
         return float(self.self_attn.dropout) if self.training else 0.0
@@ -151,18 +141,6 @@ class Dinov2Block(SievedBlock):
 
     def sieve_mlp(self, x: Tensor) -> Tensor:
         return cast(Tensor, x + self.drop_path(self.layer_scale2(self.mlp(self.norm2(x)))))
-
-    def sieve_parts(self) -> Parts | None:
-        *three, out, heads = _dinov2_parts(self.attention)
-        mlp = self.mlp
-        if not is_from(mlp, "Dinov2MLP", "Dinov2WithRegistersMLP"):  # others have gates
-            return None
-        act = mlp.activation_fn if has(mlp, "activation_fn") else mlp.activation  # by version
-        return Parts(
-            self.norm1, tuple(three), heads, float(three[0].out_features // heads) ** -0.5, out,
-            (self.layer_scale1, self.drop_path), self.norm2, (mlp.fc1, act, mlp.fc2),
-            (self.layer_scale2, self.drop_path), (self.attention, mlp),
-        )  # fmt: skip
 
     def sieve_dropout(self) -> float:
         inner = self.attention if has(self.attention, "q_proj") else self.attention.attention

@@ -2,10 +2,8 @@
 
 Speed-ups are medians of per-round ratios against the faster of the untouched model ("stock") and the same model on
 linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and gained / possible.
-"no-cut" is this library's own blocks with all tokens: what of a gain is not the reduction's but its linear layers'
-(docs/concepts.md); "same layers" is gained / possible against the fastest of these three, the reduction alone;
-"keep-all" a method attached with a budget that keeps everything. In brackets where the median lies with 95 %, whatever
-the distribution, as far as so many rounds can say; a target inside is "unsure".
+"keep-all" is a method attached with a budget that keeps everything. In brackets the 95 % interval of the median
+for this number of rounds, whatever the distribution; a target inside it is "unsure".
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ EPILOG = """examples:
   tokensieve bench --speed --share --memory -o all.json     everything in one record
   tokensieve bench --vlm --rounds 15 -o runs/vlm.json       a LLaVA of 576 + 64 tokens: prefill, decoding, cache"""
 
-_LAYERS = {"onednn": "by oneDNN", "parts": "by parts"}
 _TABLE_WIDTH = 160  # where the output is no terminal, and so has no width
 
 
@@ -112,12 +109,6 @@ def _show(record: Record) -> None:
     judged = [row for row in record.rows if row["target"] is not None]
     met, unsure = sum(row["met"] for row in judged), sum(not row.get("sure", True) for row in judged)
     hint = f" ({unsure} unsure: another run may say otherwise; more --rounds tell)" if unsure else ""
-    alone = [row["met_same_layers"] for row in judged if row.get("met_same_layers") is not None]
-    same = f"; on the same layers {sum(alone)} of {len(alone)}" if alone else ""
     where = "{cpu}, {cores} cores, {threads} threads, {device}".format(**record.hardware)
-    by = ["torch " + record.versions.get("torch", "?")]
-    if numba := record.config.get("native"):
-        by.append(f"numba {numba}")
-    if layers := _LAYERS.get(record.config.get("layers") or ""):
-        by.append(f"a reduced model's layers {layers}")
-    console.print(f"{met} of {len(judged)} targets met{hint}{same}; {where}, {', '.join(by)}", highlight=False)
+    torch = record.versions.get("torch", "?")
+    console.print(f"{met} of {len(judged)} targets met{hint}; {where}, torch {torch}", highlight=False)

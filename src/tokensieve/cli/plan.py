@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--utilisation", type=float, default=assumed.utilisation, metavar="SHARE",
         help=f"of the GPU's arithmetic that the untouched model gets (default: {assumed.utilisation})")  # fmt: skip
     add("--gained", type=float, default=assumed.gained, metavar="SHARE",
-        help=f"of the possible speed-up that is got: `same layers` of `bench` (default: {assumed.gained})")  # fmt: skip
+        help=f"of the possible speed-up that is got: `gained` of `bench` (default: {assumed.gained})")  # fmt: skip
     add("--bandwidth_use", type=float, default=assumed.bandwidth_use, metavar="SHARE",
         help=f"of the memory's bandwidth that decoding gets (default: {assumed.bandwidth_use})")  # fmt: skip
     add("--memory_use", type=float, default=assumed.memory_use, metavar="SHARE",

@@ -1,6 +1,6 @@
 """What a method may look at: the tokens of one layer and, only if asked for, what that layer's attention says of them.
 
-Imports score, sentence and native. Adapters build it; methods read it; tests build it by hand with `TokenView.of`.
+Imports score and sentence. Adapters build it; methods read it; tests build it by hand with `TokenView.of`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.score import attention_columns, attention_received, query_attention
 from tokensieve.core.sentence import Sentence
 
@@ -60,7 +59,6 @@ class TokenView:
         text_valid: Tensor | None = None,
         sentence: Sentence | None = None,
         stage: str = "encoder",
-        native: bool = False,
     ) -> None:
         """tokens: (B, P+N+M, D), the residual stream after attention, before the second norm.
 
@@ -72,10 +70,9 @@ class TokenView:
         text: (T, E) or (B, T, E) features in the joint space, into which `project` takes patches.
         text_valid: (B, T), False where an image's text is shorter. sentence: inside a language model, what stands
         around the patches. stage: where the cut is, one of `methods.base.STAGES`.
-        native: one image, of plain numbers, for which `core.native` may answer.
         """
         self.tokens, self._q, self._k = tokens, q, k
-        self.text_valid, self.sentence, self.stage, self.native = text_valid, sentence, stage, native
+        self.text_valid, self.sentence, self.stage = text_valid, sentence, stage
         self.scale, self.prefix, self.has_cls, self.made = scale, prefix, has_cls, made
         self.bias, self.depth, self.text = bias, depth, text
         self._size, self._log_sum, self._origin, self._project = size, log_sum, origin, project
@@ -151,8 +148,6 @@ class TokenView:
     @property
     @_once
     def _cls_row(self) -> Tensor:
-        if self.native:
-            return native.cls_row(self)
         first = self._q[:, :, 0] if isinstance(self._q, Tensor) else self._q(0)[:, :, 0]
         return query_attention(first, self.k, self.scale, self.bias)[:, self.prefix :]
 

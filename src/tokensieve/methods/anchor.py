@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.reduction import take_tokens
 from tokensieve.core.score import diversity, minmax
 from tokensieve.core.select import top
@@ -81,10 +80,6 @@ class Anchor(Selector):
         return torch.lerp(diverse, importance, float(self.alpha))
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
-        if view.native and view.has_cls and type(self) is Anchor:  # others may score in another way
-            self._check(view, keep)
-            self.check_keep(view, keep)
-            return native.anchor(view, keep, min(self.k, view.n), float(self.alpha), self.normalize is not None)
         chosen = self.anchors(view, keep)
         scores = self._scores(view, chosen)
         return self.choose(scores, chosen, keep), scores

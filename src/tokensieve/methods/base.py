@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tokensieve.core import merge, native
+from tokensieve.core import merge
 from tokensieve.core.budget import Keep
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.select import top
@@ -94,7 +94,6 @@ class Selector(Method):
     """
 
     fold: bool = False
-    distinct: ClassVar[bool] = False  # scores as good as never tie: nobody sees which of two equals stays
 
     @abstractmethod
     def score(self, view: TokenView, keep: int) -> Tensor:
@@ -103,10 +102,6 @@ class Selector(Method):
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor | None]:
         """(B, keep) ascending indices and the scores (B, N) they were chosen by."""
         scores = self.score(view, keep)
-        # said of its own scores: a class derived from it may have others
-        if type(self).__dict__.get("distinct") and view.native and native.plain(scores):
-            self.check_keep(view, keep)
-            return native.top(scores, keep), scores
         return top(scores, keep), scores
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.select import max_min
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector, check
@@ -34,7 +33,4 @@ class DivPrune(Selector):
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, None]:
         x = view.x if self.space == "tokens" else view.keys
-        if view.native and native.plain(x):
-            self.check_keep(view, keep)
-            return native.max_min(x, keep), None
         return max_min(x, keep), None

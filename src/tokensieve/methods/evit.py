@@ -8,7 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector
@@ -26,7 +25,6 @@ class EViT(Selector):
 
     fuse: bool = True
     differentiable: ClassVar[bool] = True
-    distinct: ClassVar[bool] = True
     stages: ClassVar[tuple[str, ...]] = ("encoder",)  # a made token has no place in a prompt
 
     def spacing(self) -> int:
@@ -41,9 +39,6 @@ class EViT(Selector):
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         if not self.fuse or self.fold or keep == view.n:
             return super().reduce(view, keep)
-        if view.native and view.has_cls and type(self) is EViT:  # others may score in another way
-            self.check_keep(view, keep)
-            return native.evit(view, keep)
         index, scores = self.select(view, keep)
         weight = view.importance(made=True).scatter(1, index, 0.0)
         weight = weight / weight.sum(dim=1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)

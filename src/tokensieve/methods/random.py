@@ -7,7 +7,6 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.score import image_hash, unit_noise
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector
@@ -26,12 +25,9 @@ class Random(Selector):
 
     seed: int = 0
     uses_positions: ClassVar[bool] = True
-    distinct: ClassVar[bool] = True
 
     def spacing(self) -> int:
         return 3  # measured: as good as every block
 
     def score(self, view: TokenView, keep: int) -> Tensor:
-        if view.native:
-            return native.noise(view, self.seed)
         return unit_noise(image_hash(view.tokens), view.origin, self.seed)

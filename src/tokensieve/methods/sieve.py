@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensieve.core import native
 from tokensieve.core.merge import slot_of
 from tokensieve.core.reduction import Reduction, complement, take_tokens
 from tokensieve.core.score import unit
@@ -64,8 +63,6 @@ class SieveMethod(Method):
         n, r = view.n, view.n - keep
         if r == 0:
             return Reduction(keep=torch.arange(n, device=view.tokens.device).expand(view.batch, -1))
-        if view.native and view.has_cls and type(self) is SieveMethod:  # others may weigh in another way
-            return native.sieve(view, keep, groups(view.k.shape[1], self.parts), self.weight)
         order, alike, price = self.rank(view)
         gone = price.topk(r, dim=1, largest=False).indices  # (B, r) ranks; the first rank always stays
         left = take_tokens(alike, gone).scatter_(2, gone.unsqueeze(1).expand(-1, r, -1), -1.0)  # these do not stay

@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import torch
 
-from tokensieve.core import native
 from tokensieve.core.merge import bipartite
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.score import unit
@@ -37,8 +36,6 @@ class ToMe(Method):
         n, device = view.n, view.tokens.device
         if keep == n:
             return Reduction(keep=torch.arange(n, device=device).expand(view.batch, -1))
-        if view.native:
-            return native.tome(view, keep)
         first = view.prefix % 2  # patch i stands at position prefix + i; A holds the even positions
         keys = unit(view.keys)
         like = keys[:, first::2] @ keys[:, 1 - first :: 2].transpose(1, 2)

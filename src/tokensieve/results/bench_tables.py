@@ -45,9 +45,9 @@ def _verdict(row: Row, sign: str, form: str) -> str:
     return f"{sign}{row['target']:{form}} {word}{'' if row.get('sure', True) else ', unsure'}"
 
 
-def _gained(row: Row, name: str = "gained_of_possible", spread: str = "gained_interval") -> str:
+def _gained(row: Row) -> str:
     """gained / possible, and where its median lies as far as the rounds can say; older records do not."""
-    value, found = row.get(name), row.get(spread)
+    value, found = row.get("gained_of_possible"), row.get("gained_interval")
     return "" if value is None else f"{value:.3f}" + (f" [{found[0]:.2f}, {found[1]:.2f}]" if found else "")
 
 
@@ -62,16 +62,16 @@ def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> 
 def _speed(rows: list[Row]) -> Table:
     table = _table(
         "Speed, interleaved. speed-up: against the faster of stock and sdpa (keep-all's target: against stock); "
-        "gained: speed-up / possible; same layers: the same with no-cut, a reduced model's layers, among the baselines",
+        "gained: speed-up / possible",
         ("model", "batch", "method", "keep"),
-        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]", r"same layers \[95 %]"),
+        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]"),
     )
 
     def cells(row: Row) -> list[str]:
         return [
             row["model"], str(row["batch"]), row["method"], str(row["keep"]), str(row["tokens_per_layer"][-1]),
             f"{row['macs'] / 1e9:.2f}", _ms(row), f"{row['speedup']:.3f}",
-            f"{row['possible']:.3f}", _gained(row), _gained(row, "same_layers", "same_layers_interval"),
+            f"{row['possible']:.3f}", _gained(row),
             _verdict(row, ">= ", ".2f"),
         ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from tokensieve.results.evals import main_metric
 __all__ = ["eval_table"]
 
 _LEFT = ("dataset", "model", "method", "keep")
-_RIGHT = ("accuracy", "img/s", "speed-up", "same layers", "possible", "gained/possible", "tokens", "GMACs")
+_RIGHT = ("accuracy", "img/s", "speed-up", "possible", "gained/possible", "tokens", "GMACs")
 
 
 def eval_table(results: Iterable[Mapping[str, Any]]) -> Table:
@@ -21,7 +21,7 @@ def eval_table(results: Iterable[Mapping[str, Any]]) -> Table:
     rows = list(results)
     metrics = {main_metric(row)[0] for row in rows}
     accuracy = metrics.pop() if len(metrics) == 1 else "accuracy"
-    title = "Speed-up: against the untouched model in the same run; same layers: against it on a reduced model's layers"
+    title = "Speed-up: against the untouched model in the same run"
     table = Table(title=title, title_justify="left")
     for name in _LEFT:
         table.add_column(name, no_wrap=True)
@@ -39,7 +39,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     return [
         row["dataset"], row["model"], _method(row), _keep(row), _number(main_metric(row)[1], ".4f"),
         _number(row["images_per_second"], ".1f"), _number(row["speedup"], ".2f"),
-        _number(row.get("speedup_same_layers"), ".2f"), _number(row["possible"], ".2f"),
+        _number(row["possible"], ".2f"),
         _number(row["gained"], ".2f"), _number(row["tokens_average"], ".1f"), _number(row["gmacs"], ".2f"),
     ]  # fmt: skip
 

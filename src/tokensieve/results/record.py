@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 FORMAT = "tokensieve-record-1"
-_PACKAGES = ("torch", "numpy", "open_clip_torch", "timm", "transformers", "numba")
+_PACKAGES = ("torch", "numpy", "open_clip_torch", "timm", "transformers", "onnxruntime", "openvino")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.core import native
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.sentence import Sentence
 from tokensieve.core.view import TokenView
@@ -80,9 +79,7 @@ def _kinds(method: Method) -> tuple[str, ...]:
     return (KINDS[:4] if inside else ()) + (KINDS[4:] if "decoder" in method.stages else ())
 
 
-def _part(
-    view: TokenView, rows: Tensor | slice, order: Tensor | None = None, grad: bool = False, compiled: bool = False
-) -> TokenView:
+def _part(view: TokenView, rows: Tensor | slice, order: Tensor | None = None, grad: bool = False) -> TokenView:
     """The images `rows` of a view, the patches in another order (positions stay where they are)."""
     if view.sentence is not None:
         tokens, q, k = (t[rows] for t in view.prompt)  # type: ignore[attr-defined]
@@ -110,7 +107,7 @@ def _part(
     return TokenView(
         tokens, q, k, scale=view.scale, prefix=p, has_cls=view.has_cls, depth=view.depth,
         size=pick(view.size, 1, 0) if merged else None, bias=pick(view.bias, 1, p),
-        origin=view.origin[rows] if merged else None, text=view.text, native=compiled,
+        origin=view.origin[rows] if merged else None, text=view.text,
     )  # fmt: skip
 
 
@@ -198,32 +195,6 @@ def _batch_equals_singles(make: Make) -> str | None:
                 return f"{case}: tokens of image {i} differ by {(out_alone[0] - out[i]).abs().max():.1e} in the batch"
             if size is not None and size_alone is not None and not torch.equal(size_alone[0], size[i]):
                 return f"{case}: sizes of image {i} differ in the batch"
-    return None
-
-
-def _machine_code(make: Make) -> str | None:
-    """Only where numba is installed, and for towers: `core.native` serves nothing else."""
-    if native.version() is None or "encoder" not in make().stages:
-        return None
-    for case, view, keep in _cases(make):
-        if view.sentence is not None:
-            continue
-        for i in range(BATCH):
-            with torch.no_grad():
-                wanted = make().reduce(_part(view, slice(i, i + 1)), keep)
-                found = make().reduce(_part(view, slice(i, i + 1), compiled=True), keep)
-            if not torch.equal(found.slots(view.n), wanted.slots(view.n)):
-                return (
-                    f"{case}: patches of image {i} end in {found.slots(view.n)[0].tolist()} by machine code, "
-                    f"{wanted.slots(view.n)[0].tolist()} by torch"
-                )
-            for name in ("scores", "extra"):
-                one, other = getattr(found, name), getattr(wanted, name)
-                if one is None or other is None:
-                    if one is not other:
-                        return f"{case}: {name} by machine code {one}, by torch {other}"
-                elif one.shape != other.shape or not torch.allclose(one, other, atol=1e-5, rtol=1e-4):
-                    return f"{case}: {name} of image {i} by machine code differ from those by torch"
     return None
 
 
@@ -351,7 +322,6 @@ TENSOR_RULES: dict[str, Callable[[Make], str | None]] = {
     "same seed, same result": _same_seed,
     "no memory": _no_memory,
     "a batch equals its singles": _batch_equals_singles,
-    "machine code says what torch says": _machine_code,
     "half precision is finite": _half_precision,
     "merge sizes sum to N": _sizes_sum,
     "permuting the patches permutes the selection": _permutation,

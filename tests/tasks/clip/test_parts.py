@@ -85,31 +85,26 @@ def test_the_untouched_model_takes_turns_and_only_on_full_batches() -> None:
         assert torch.equal(model.encode_image(torch.zeros(size)), torch.ones(size))
     warm = ["stock", "reduced"]
     assert log == [*warm, "stock", "reduced", "reduced", "stock", "reduced", "stock", "reduced", "reduced"]
-    assert (speed.images, len(speed.ratios["stock"]), len(speed.rates)) == (18, 3, 4)
+    assert (speed.images, len(speed.ratios), len(speed.rates)) == (18, 3, 4)
     facts = speed.facts()
     assert facts["speedup_low"] <= facts["speedup"] <= facts["speedup_high"]  # type: ignore[operator]
 
 
-def test_the_same_layers_with_all_tokens_take_turns_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    seconds = {"reduced": 1.0, "stock": 6.0, "uncut": 3.0}
-    clock = [0.0]
+def test_a_speed_up_is_the_ratio_of_the_same_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, clock = {"reduced": 1.0, "stock": 6.0}, [0.0]
 
     def encode(counter: Counter, images: Tensor) -> Tensor:
-        log.append(counter.name)
         clock[0] += seconds[counter.name]
         return images + 1
 
     monkeypatch.setattr(Counter, "encode_image", encode)
     monkeypatch.setattr("tokensieve.tasks.clip.speed.time.perf_counter", lambda: clock[0])
-    model, stock, uncut = (Counter(name, log) for name in seconds)
-    speed = Speed(model, stock, 3, "cpu", uncut)
+    model, stock = (Counter(name, []) for name in seconds)
+    speed = Speed(model, stock, 3, "cpu")
     for _ in range(4):
         assert torch.equal(model.encode_image(torch.zeros(2)), torch.ones(2))
-    turns = ["stock", "uncut", "reduced"]
-    assert log == [*turns, *turns, *turns[1:], "stock", "reduced", *turns[:2], "reduced"]
     facts = speed.facts()
-    assert (facts["speedup"], facts["speedup_same_layers"], facts["images_per_second"]) == (6.0, 3.0, 2.0)
+    assert (facts["speedup"], facts["images_per_second"]) == (6.0, 2.0)
 
 
 def test_the_untouched_model_alone_has_a_speed_up_of_one() -> None:

@@ -265,8 +265,6 @@ class VlmAttachment(Attachment):
             warnings.warn(f"nothing is reduced: the budget keeps all {self.patches} vision tokens", stacklevel=4)
         for index, layer in enumerate(self._decoder):
             layer.__dict__["_sieve_index"] = index
-            if self.reduces:
-                self._swap_linear(layer)
             self._dress(layer, SievedDecoderLayer)
         self.inner.__dict__["_sieve_attachment"] = self
         self._dress(self.inner, SievedLlava)

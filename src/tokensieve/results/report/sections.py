@@ -67,7 +67,7 @@ class Summary:
                 "baseline": base is not None,
                 "base_text": words.scale_of(group, name).text(r.metric(base, name)) if base and name else "-",
                 "best": words.best_at_each_budget(group, name) if name else [],
-                "noise": words.noise(group, name) if name else "", "layers": words.layers_note(group),
+                "noise": words.noise(group, name) if name else "",
             }  # fmt: skip
             groups.append(values)
         idle = [run for run in self.runs if r.reduced_nothing(run)]
@@ -174,7 +174,6 @@ _SETTINGS = (
 _RESULTS = (  # key, heading, how to write it
     ("images_per_second", "images / s", "{:.1f}"),
     ("speedup", "speed-up", "{:.2f}\u00d7"),
-    ("speedup_same_layers", "same layers", "{:.2f}\u00d7"),
     ("possible", "possible", "{:.2f}\u00d7"),
     ("gained", "gained / possible", "{:.2f}"),
     ("tokens_average", "tokens, average", "{:.1f}"),

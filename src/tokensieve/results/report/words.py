@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -97,19 +96,6 @@ def noise(runs: Sequence[Run], name: str) -> str:
     return (
         f"With {count:,.0f} images, the 95 % interval of the unreduced model\u2019s {100 * share:.1f} % is "
         f"{100 * (middle - half):.1f} to {100 * (middle + half):.1f} %: smaller differences may be chance."
-    )
-
-
-def layers_note(runs: Sequence[Run]) -> str:
-    """How much of the speed-ups is not the reductions' but other linear layers'; nothing where that is next to none."""
-    pairs = [(r.number(run, "speedup"), r.number(run, "speedup_same_layers")) for run in runs if not r.is_baseline(run)]
-    found = [speed / same for speed, same in pairs if speed and same]
-    factor = statistics.median(found) if found else 1.0
-    if factor < 1.05:
-        return ""
-    return (
-        f"On this processor the linear layers of a reduced model are faster than the untouched one\u2019s: of each "
-        f"speed-up about {times(factor)} is theirs. What the reduction alone gains is under \u201csame layers\u201d."
     )
 
 

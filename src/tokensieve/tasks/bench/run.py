@@ -8,8 +8,6 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.linear import way_here
-from tokensieve.core import native
 from tokensieve.results.record import Record, new_record
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.memory import measure_memory
@@ -36,14 +34,10 @@ def run_bench(config: BenchConfig, tick: Callable[[str], None] = lambda _: None)
         torch.set_num_threads(config.threads)
     try:
         threads = torch.get_num_threads()
-        with torch.inference_mode():
-            way = way_here() if torch.device(config.device).type == "cpu" else None
         rows: list[dict[str, Any]] = []
         for part in config.parts:
             rows += _MEASURES[part](config, tick)
     finally:
         torch.set_num_threads(before)
     device = torch.cuda.get_device_name(config.device) if config.device.startswith("cuda") else config.device
-    # numba's version where it cuts single images, and how a reduced model's linear layers went: by oneDNN, by parts
-    settings = asdict(config) | {"native": native.version(), "layers": way and way.value}
-    return new_record("bench", settings, rows, seed=config.seed, threads=threads, device=device)
+    return new_record("bench", asdict(config), rows, seed=config.seed, threads=threads, device=device)

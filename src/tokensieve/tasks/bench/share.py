@@ -14,7 +14,6 @@ from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.adapters.attach import attach
 from tokensieve.adapters.baseline import attach_fused
 from tokensieve.adapters.engine import Run
-from tokensieve.adapters.lean import LeanBlocks
 from tokensieve.methods.registry import make_method
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import twin
@@ -101,7 +100,6 @@ def _cut_alone(tower: nn.Module, method: str, x: Tensor) -> Callable[[], object]
     block = cast(Any, handle.blocks)[0]
     run = Run(handle)
     with torch.inference_mode():
-        run.start([block], LeanBlocks())
         state = run.enter(0, x)
-        seen = block.sieve_attend(x, run, state, run.lean_block(0, x))
+        seen = block.sieve_attend(x, run, state)
     return partial(run.cut, 0, seen)

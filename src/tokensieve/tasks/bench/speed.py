@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from tokensieve.adapters.attach import Attachment, attach
 from tokensieve.adapters.baseline import attach_fused
-from tokensieve.adapters.linear import plain_linear
 from tokensieve.core.cost import Cost
 from tokensieve.errors import BudgetError
 from tokensieve.tasks.bench.config import BenchConfig
@@ -21,7 +20,6 @@ from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles
 
 __all__ = [
     "KEEP_ALL",
-    "NO_CUT",
     "SDPA",
     "STOCK",
     "Candidate",
@@ -31,7 +29,7 @@ __all__ = [
     "target_of",
 ]
 
-STOCK, SDPA, NO_CUT, KEEP_ALL = "stock", "sdpa", "no-cut", "keep-all"
+STOCK, SDPA, KEEP_ALL = "stock", "sdpa", "keep-all"
 _SPREAD = ("anchor", "evit", "random", "sieve", "divprune")
 
 
@@ -61,15 +59,10 @@ def target_of(method: str, keep: int | float, batch: int) -> float | None:
 
 
 def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
-    """Stock, the SDPA baseline, our own blocks without a cut, keep-everything, and every method at every budget; all on
-    the same weights.
-
-    The third says what comes from faster linear layers (adapters/linear.py) and not from a reduction.
-    """
+    """Stock, the SDPA baseline, keep-everything, and every method at every budget; all on the same weights."""
     out = [Candidate(STOCK, 1.0, model, None)]
-    for name in (SDPA, NO_CUT):
-        fused = twin(model)
-        out.append(Candidate(name, 1.0, fused, attach_fused(fused)))
+    fused = twin(model)
+    out.append(Candidate(SDPA, 1.0, fused, attach_fused(fused)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # keep-everything reduces nothing, as its name and its row say
         for method, keep in [(KEEP_ALL, 1.0), *((m, k) for m in config.methods for k in config.keep)]:
@@ -93,7 +86,7 @@ def measure_speed(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
         candidates = candidates_of(model, config)
         for batch in config.batches_of(name):
             x = images(batch, size, config.device, config.seed)
-            calls = {c.name: partial(_plain if c.method == SDPA else _forward, c.model, x) for c in candidates}
+            calls = {c.name: partial(_forward, c.model, x) for c in candidates}
             times = interleave(calls, config.rounds, config.device, partial(tick, f"speed: {name}, batch {batch}"))
             rows += speed_rows(name, batch, candidates, times)
     return rows
@@ -103,33 +96,23 @@ def _forward(model: nn.Module, x: Tensor) -> None:
     model(x)
 
 
-def _plain(model: nn.Module, x: Tensor) -> None:
-    with plain_linear():
-        model(x)
-
-
 def speed_rows(
     model: str, batch: int, candidates: Sequence[Candidate], times: Mapping[str, Sequence[float]]
 ) -> list[dict[str, Any]]:
     """A row for each candidate of one group. Every speed-up is a median of per-round ratios.
 
     The reference is the faster of stock and SDPA, by their medians; both ratios are in the row. Judged is gained /
-    possible, of keep-everything the speed against stock. `same_layers` is gained / possible against the fastest of all
-    three without a cut, so also our own blocks, whose linear layers are a reduced model's: what the reduction alone is
-    worth. Whether that reaches the target as well is in the row too.
+    possible, of keep-everything the speed against stock.
     """
     reference_cost = next(c.handle.cost() for c in candidates if c.method == SDPA and c.handle)
     bases = {c.method: times[c.name] for c in candidates if c.method in (STOCK, SDPA)}
     faster = min(bases, key=lambda base: quartiles(bases[base])[1])
-    uncut = next(times[c.name] for c in candidates if c.method == NO_CUT)
-    fastest = min(bases[faster], uncut, key=lambda seconds: quartiles(seconds)[1])
     rows = []
     for c in candidates:
         against = {base: ratio(seconds, times[c.name]) for base, seconds in bases.items()}
         cost = c.handle.cost() if c.handle else reference_cost
         gained = [r / cost.possible for r in ratios(bases[faster], times[c.name])]
         judged = ratios(bases[STOCK], times[c.name]) if c.method == KEEP_ALL else gained
-        alone = [r / cost.possible for r in ratios(fastest, times[c.name])] if c.handle and c.handle.reduces else []
         target = target_of(c.method, c.keep, batch)
         low, mid, high = (1e3 * t for t in quartiles(times[c.name]))
         rows.append(
@@ -139,8 +122,6 @@ def speed_rows(
             | {"images_per_second": 1e3 * batch / mid, "faster_baseline": faster, "speedup": against[faster]}
             | {"speedup_stock": against[STOCK], "speedup_sdpa": against[SDPA]}
             | {"gained_of_possible": against[faster] / cost.possible, "gained_interval": interval(gained)}
-            | {"same_layers": quartiles(alone)[1] if alone else None, "same_layers_interval": interval(alone)}
-            | {"met_same_layers": judge(target, alone)["met"] if alone else None}
             | judge(target, judged)
         )
     return rows

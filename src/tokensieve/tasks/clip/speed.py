@@ -12,28 +12,24 @@ from tokensieve.tasks.bench.timing import quartiles, settle
 
 __all__ = ["Speed"]
 
-_OWN, _STOCK, _UNCUT = "own", "stock", "uncut"
+_OWN, _STOCK = "own", "stock"
 
 
 class Speed:
     """Stands in for one model's image encoding, and times it.
 
-    The first `batches` full batches are encoded by all models, taking turns in who is first, after one warm-up each:
+    The first `batches` full batches are encoded by both models, taking turns in who is first, after one warm-up each:
     each gives one ratio. A batch is full that is as large as the first. Without `stock` the model is the untouched one.
-    uncut: the model on the linear layers of a reduced one, with all tokens, against which a speed-up is the reduction's
-    alone; None where the model runs on the untouched one's layers.
     """
 
-    def __init__(
-        self, model: nn.Module, stock: nn.Module | None, batches: int, device: str, uncut: nn.Module | None = None
-    ) -> None:
+    def __init__(self, model: nn.Module, stock: nn.Module | None, batches: int, device: str) -> None:
         self.images = 0
-        self.ratios: dict[str, list[float]] = {_STOCK: [], _UNCUT: []}  # seconds of the other / own, by batch
+        self.ratios: list[float] = []  # seconds of the untouched model / own, by batch
         self.rates: list[float] = []
         self._batches, self._device, self._full, self._turn = batches, device, 0, 0
         # CoCa's captions go through `_encode_image`, and so does its `encode_image`
         name = "_encode_image" if hasattr(model, "_encode_image") else "encode_image"
-        models = {_STOCK: stock, _UNCUT: uncut, _OWN: model}
+        models = {_STOCK: stock, _OWN: model}
         self._encode: dict[str, Callable[..., Any]] = {
             who: getattr(one, name) for who, one in models.items() if one is not None
         }
@@ -64,25 +60,24 @@ class Speed:
         seconds, out = found[_OWN]
         if len(names) > 1:
             self._turn += 1
-            for who in names[:-1]:
-                self.ratios[who].append(found[who][0] / seconds)
+            self.ratios.append(found[_STOCK][0] / seconds)
         if len(images) == self._full:
             self.rates.append(len(images) / seconds)
         return out
 
     def facts(self) -> dict[str, float | None]:
         """Images a second and speed-ups, each the median with its quartiles; None where nothing was measured."""
-        stock = [1.0] if self.is_baseline and self.rates else self.ratios[_STOCK]
-        return self._facts(self.rates, stock, self.ratios[_UNCUT] if _UNCUT in self._encode else stock)
+        stock = [1.0] if self.is_baseline and self.rates else self.ratios
+        return self._facts(self.rates, stock)
 
     @classmethod
     def nothing(cls) -> dict[str, float | None]:
         """The same where no image was encoded."""
-        return cls._facts([], [], [])
+        return cls._facts([], [])
 
     @staticmethod
-    def _facts(rates: list[float], stock: list[float], uncut: list[float]) -> dict[str, float | None]:
-        return _three("images_per_second", rates) | _three("speedup", stock) | _three("speedup_same_layers", uncut)
+    def _facts(rates: list[float], stock: list[float]) -> dict[str, float | None]:
+        return _three("images_per_second", rates) | _three("speedup", stock)
 
 
 def _three(name: str, values: list[float]) -> dict[str, float | None]:
