@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 import tokensieve  # noqa: F401  before open_clip: it mends torchvision's import
-from tokensieve.results.record import new_record, write_record
+from tokensieve.records import new_record, write_record
 from tokensieve.tasks.bench.timing import quartiles
 from tokensieve.tasks.clip.config import BASELINE, SieveConfig
 from tokensieve.tasks.clip.extract import ExtractConfig, extract_clip

@@ -47,7 +47,7 @@ def put_into_page(text: str, page: Path, begin: str, title: str) -> None:
     """Replace what stands between the mark `begin` and the next end mark. A page without the mark gets it at its end,
     a page that does not exist is made.
     """
-    from tokensieve.results.record import write_whole
+    from tokensieve.records import write_whole
 
     old = page.read_text(encoding="utf-8") if page.is_file() else f"# {title}\n"
     if begin not in old:

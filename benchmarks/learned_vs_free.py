@@ -26,9 +26,9 @@ from sieve_vs_tome import Choice, fit_probe, interval, keep_for, pixels
 from torch import Tensor
 
 import tokensieve
-from tokensieve.adapters.baseline import attach_fused
 from tokensieve.methods.registry import make_method
-from tokensieve.results.record import check_writable, new_record, write_record
+from tokensieve.records import check_writable, new_record, write_record
+from tokensieve.tasks.bench.sdpa import attach_fused
 from tokensieve.tasks.clip.align import tower_features
 from tokensieve.tasks.clip.select import default_subject
 from tokensieve.zoo import vit_s14

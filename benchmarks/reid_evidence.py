@@ -56,7 +56,7 @@ def one_run(variant: str, seed: int, steps: int, data: Path, runs: Path, record:
     import torch
 
     torch.set_num_threads(1)
-    from tokensieve.results.record import new_record, write_record
+    from tokensieve.records import new_record, write_record
     from tokensieve.tasks.reid.config import load_config
     from tokensieve.tasks.reid.train import build_task, train_reid
     from tokensieve.training.checkpoint import checkpoints_in
@@ -135,7 +135,7 @@ def measure_speed(rounds: int) -> list[dict[str, Any]]:
 
 def read_runs(records: Path, variants: list[str], seeds: list[int]) -> dict[str, list[Any]]:
     """Variant -> its records by seed, those that are there."""
-    from tokensieve.results.record import read_record
+    from tokensieve.records import read_record
 
     paths = {v: [records / f"{v}-{seed}.json" for seed in seeds] for v in variants}
     found = {v: [read_record(path) for path in some if path.is_file()] for v, some in paths.items()}
@@ -204,7 +204,7 @@ def main() -> None:
     add("-o", "--output", type=Path, default=HERE / "records" / "reid", help="records of the runs")
     add("--page", type=Path, help="page to put the tables into (default: benchmarks/reid.md for the default records)")
     args = parser.parse_args()
-    from tokensieve.results.record import new_record, read_record, write_record
+    from tokensieve.records import new_record, read_record, write_record
     from tokensieve.tasks.reid.synthetic import SyntheticConfig, write_synthetic
 
     data = args.runs / "people"

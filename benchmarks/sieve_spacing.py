@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from sieve_vs_tome import SPACINGS, Choice, feature_error, measured_speeds, pixels
 
-from tokensieve.results.record import check_writable, new_record, write_record
+from tokensieve.records import check_writable, new_record, write_record
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.cifar10 import load_cifar10
 

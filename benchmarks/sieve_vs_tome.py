@@ -32,11 +32,11 @@ from rich.table import Table
 from torch import Tensor, nn
 
 import tokensieve
-from tokensieve.adapters.baseline import attach_fused
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import BudgetError
-from tokensieve.results.record import check_writable, new_record, write_record
+from tokensieve.records import check_writable, new_record, write_record
 from tokensieve.tasks.bench.models import twin
+from tokensieve.tasks.bench.sdpa import attach_fused
 from tokensieve.tasks.bench.timing import interleave, ratio
 from tokensieve.tasks.clip.align import tower_features
 from tokensieve.zoo import vit_s14

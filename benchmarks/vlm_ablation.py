@@ -44,7 +44,7 @@ def one_run(losses: str, seed: int, steps: int, images: int, runs: Path, record:
     import torch
 
     torch.set_num_threads(1)
-    from tokensieve.results.record import new_record, write_record
+    from tokensieve.records import new_record, write_record
     from tokensieve.tasks.vlm.config import load_config
     from tokensieve.tasks.vlm.train import train_vlm
     from tokensieve.training.checkpoint import checkpoints_in
@@ -100,7 +100,7 @@ def train_all(args: argparse.Namespace) -> None:
 
 
 def worth_table(output: Path, losses: list[str], seeds: list[int]) -> str:
-    from tokensieve.results.record import read_record
+    from tokensieve.records import read_record
 
     found = {name: [read_record(output / f"{name}-{seed}.json") for seed in seeds] for name in losses}
     base = [record.rows[0]["accuracy_hard"] for record in found.get("task", ())]

@@ -62,7 +62,7 @@ class Bench:
 
     def record(self, method: str, budget: float | None) -> Any:
         """The record of a run: as it is there, or measured now."""
-        from tokensieve.results.record import new_record, read_record, write_record
+        from tokensieve.records import new_record, read_record, write_record
 
         path = self.output / (f"{method}.json" if budget is None else f"{method}-{budget}.json")
         facts = self.facts_of(method, budget)

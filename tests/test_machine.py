@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokensieve import _machine
+from tokensieve.utils import machine as _machine
 
 INFO = """processor\t: 0
 vendor_id\t: AuthenticAMD

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from tokensieve._hub import quiet_hub
-from tokensieve._yaml import safe_yaml
 from tokensieve.errors import OptionError, one_line
+from tokensieve.utils.hub import quiet_hub
+from tokensieve.utils.yaml import safe_yaml
 
 
 def test_one_line_is_cut_between_words() -> None:

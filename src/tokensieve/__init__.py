@@ -12,24 +12,25 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tokensieve._torchvision import arrange
 from tokensieve._version import VERSION
+from tokensieve.utils.torchvision import arrange
 
 if TYPE_CHECKING:
-    from tokensieve.adapters.attach import Attachment, attach, attachment_of
     from tokensieve.core.reduction import Reduction
     from tokensieve.core.view import TokenView
     from tokensieve.methods.base import Method, Selector
     from tokensieve.methods.registry import list_methods, make_method, register_method
+    from tokensieve.models.attach import attach, attachment_of
+    from tokensieve.models.handle import Attachment
 
 __version__ = VERSION
 
 arrange()
 
 _WHERE = {
-    "Attachment": "adapters.attach",
-    "attach": "adapters.attach",
-    "attachment_of": "adapters.attach",
+    "Attachment": "models.handle",
+    "attach": "models.attach",
+    "attachment_of": "models.attach",
     "Reduction": "core.reduction",
     "TokenView": "core.view",
     "Method": "methods.base",

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.adapters.attach import Attachment, attach, find_tower
 from tokensieve.core.reduction import take_tokens
 from tokensieve.core.score import diversity
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.methods.anchor import Anchor
+from tokensieve.models.attach import Attachment, attach, find_tower
 
 __all__ = [
     "PrunedVisionEncoder",

@@ -12,7 +12,7 @@ from tokensieve.cli import bench
 from tokensieve.cli.main import COMMANDS, main
 from tokensieve.cli.parser import Parser, take_pairs
 from tokensieve.methods.registry import list_methods
-from tokensieve.results.record import new_record, read_record
+from tokensieve.records import new_record, read_record
 from tokensieve.tasks.bench.config import SHARE_METHODS, BenchConfig
 
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval_runs import make_run, make_runs, write_runs
+from helpers.eval_runs import make_run, make_runs, write_runs
 from tokensieve.cli import report
 from tokensieve.cli.main import main
-from tokensieve.results.record import new_record, write_record
+from tokensieve.records import new_record, write_record
 from tokensieve.zoo.vit_s14 import onnx_path
 
 

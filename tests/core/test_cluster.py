@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from tokensieve.core.cluster import density_peaks
+from tokensieve.core.density import density_peaks
 
 
 def by_loop(x, clusters, neighbours):

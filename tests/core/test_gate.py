@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tokensieve.core.gate import existence_bias, fold_masses, keep_gate
+from tokensieve.core.relax import existence_bias, fold_masses, keep_gate
 
 
 def _scores(n=9, keep=4, dtype=torch.float32):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokensieve.core.weighted import WeightedReduction, cluster_sums
+from tokensieve.core.reduction import WeightedReduction, cluster_sums
 
 
 def draw(dtype=torch.float32):

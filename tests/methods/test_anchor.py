@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_views import attention_of, best, cos, draw_view, importance_of, keys_of, nearest_kept, one_of, patches_of
 
+from helpers.method_views import (
+    attention_of,
+    best,
+    cos,
+    draw_view,
+    importance_of,
+    keys_of,
+    nearest_kept,
+    one_of,
+    patches_of,
+)
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method
 

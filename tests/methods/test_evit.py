@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_views import best, draw_view, importance_of, keys_of, nearest_kept, one_of
 
 import tokensieve
+from helpers.method_views import best, draw_view, importance_of, keys_of, nearest_kept, one_of
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, UnknownNameError
 from tokensieve.methods import make_method

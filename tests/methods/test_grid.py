@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from method_views import draw_view
 
+from helpers.method_views import draw_view
 from tokensieve.errors import BudgetError
 from tokensieve.methods import make_method
 

@@ -11,12 +11,19 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 
 import tokensieve
-from tokensieve.adapters.attach import attachment_of
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError
-from tokensieve.methods.learned import BOUND, Learned, ScoringNetworks, adapter_bytes, adapter_file, load_adapter
 from tokensieve.methods.sieve import SieveMethod
+from tokensieve.methods.trained.learned import (
+    BOUND,
+    Learned,
+    ScoringNetworks,
+    adapter_bytes,
+    adapter_file,
+    load_adapter,
+)
+from tokensieve.models.attach import attachment_of
 from tokensieve.tasks.clip.config import SieveConfig
 from tokensieve.testing import contract_cases, tiny_model
 

@@ -13,8 +13,8 @@ import tokensieve
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, MissingMaterialError, OptionError, UnsupportedModelError
 from tokensieve.methods import make_method
-from tokensieve.methods.adapter_file import about_adapter, adapter_tensors
-from tokensieve.methods.merger import PART, Merger, TokenMerger, gumbel
+from tokensieve.methods.trained.adapter_file import about_adapter, adapter_tensors
+from tokensieve.methods.trained.merger import PART, Merger, TokenMerger, gumbel
 from tokensieve.testing.vlm import tiny_llava
 
 torch.set_num_threads(1)

@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from method_views import cos, draw_view, keys_of, one_of
 
+from helpers.method_views import cos, draw_view, keys_of, one_of
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import save_file
 
 import tokensieve
-from tokensieve.adapters.vlm.soft import Softness, attach_soft
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods import make_method
-from tokensieve.methods.adapter_file import about_adapter, adapter_tensors
-from tokensieve.methods.merger import Merger, TokenMerger
-from tokensieve.methods.pruner import LayerPruners, Pruner
+from tokensieve.methods.trained.adapter_file import about_adapter, adapter_tensors
+from tokensieve.methods.trained.merger import Merger, TokenMerger
+from tokensieve.methods.trained.pruner import LayerPruners, Pruner
 from tokensieve.methods.two_stage import TwoStage
+from tokensieve.models.decoder.soft import Softness, attach_soft
 from tokensieve.testing.vlm import tiny_llava
 
 torch.set_num_threads(1)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_views import draw_view, keys_of, nearest_kept, one_of
 
+from helpers.method_views import draw_view, keys_of, nearest_kept, one_of
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, UnknownNameError
 from tokensieve.methods import make_method

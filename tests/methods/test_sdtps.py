@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.methods.sdtps import SDTPS, TokenAggregation, TokenSparse, attention_score, sdtps_counts
+from tokensieve.tasks.reid.sdtps import SDTPS, TokenAggregation, TokenSparse, attention_score, sdtps_counts
 
 NAMES = ("rgb", "nir", "tir")
 

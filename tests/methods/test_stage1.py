@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from method_views import best, cos, draw_view, importance_of, keys_of, one_of, patches_of
 
+from helpers.method_views import best, cos, draw_view, importance_of, keys_of, one_of, patches_of
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from method_views import best
 
-from tokensieve.core.sentence import Sentence
+from helpers.method_views import best
+from tokensieve.core.prompt import Sentence
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method

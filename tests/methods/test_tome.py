@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_views import cos, draw_view, keys_of, one_of
 
+from helpers.method_views import cos, draw_view, keys_of, one_of
 from tokensieve.core.budget import counts_for
 from tokensieve.errors import BudgetError
 from tokensieve.methods import make_method

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from method_views import cos, draw_view, importance_of, one_of, patches_of
 
+from helpers.method_views import cos, draw_view, importance_of, one_of, patches_of
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method
 

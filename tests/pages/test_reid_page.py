@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from reid_runs import make_reid_run
-from tokensieve.results.report import build_page, eval_sections
+from helpers.reid_runs import make_reid_run
+from tokensieve.report import build_page
+from tokensieve.tasks.sections import eval_sections
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from eval_runs import make_run, make_runs
-from tokensieve.results.pictures import Selection
-from tokensieve.results.report import Photo, Pictures, build_page, eval_sections
+from helpers.eval_runs import make_run, make_runs
+from tokensieve.report import Photo, Pictures, build_page
+from tokensieve.report.pictures import Selection
+from tokensieve.tasks.sections import eval_sections
 
 
 @pytest.fixture(scope="module")

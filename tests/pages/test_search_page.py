@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from study_records import make_study
-from tokensieve.results.report import build_page, eval_sections
+from helpers.study_records import make_study
+from tokensieve.report import build_page
+from tokensieve.tasks.sections import eval_sections
 
 
 @pytest.fixture(scope="module")

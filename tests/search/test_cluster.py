@@ -13,15 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import toy_search
-from tiny_material import tiny_clip, webdataset
-from toy_search import ACCURACY, MACS, figures, runs_of, slow, toy, waits
 
+from helpers import toy_search
+from helpers.tiny_material import tiny_clip, webdataset
+from helpers.toy_search import ACCURACY, MACS, figures, runs_of, slow, toy, waits
 from tokensieve.cli.main import main
 from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError
 from tokensieve.search import ManagerSettings, run_search
-from tokensieve.search import cluster as clusters
-from tokensieve.search.cluster import Cluster, connected
+from tokensieve.search import ray as clusters
+from tokensieve.search.ray import Cluster, connected
 from tokensieve.tasks.clip import sweep_ray
 from tokensieve.tasks.clip.sweep import claimed
 from tokensieve.tasks.clip.sweep_ray import run_sweep_on_cluster

@@ -9,7 +9,7 @@ import yaml
 from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.search.settings import EvalSearchConfig, SearchSettings
 from tokensieve.search.space import Parameter, corners, draw, pinned
-from tokensieve.settings import parse_settings
+from tokensieve.utils.settings import parse_settings
 
 TEXT = """
 method: [anchor, tome]

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import optuna
 import pytest
-import toy_search
 import yaml
-from toy_search import ACCURACY, MACS, SPACE, figures, runs_of, slow, toy
 
+from helpers import toy_search
+from helpers.toy_search import ACCURACY, MACS, SPACE, figures, runs_of, slow, toy
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError
-from tokensieve.results.studies import read_study, study_table
+from tokensieve.report.studies import read_study, study_table
 from tokensieve.search import Found, Objective, Parameter, run_search
 
 STUDIES = ["study.db", "study.log"]

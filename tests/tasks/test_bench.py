@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from tokensieve._torchvision import declare_missing_schemas
-from tokensieve.adapters.attach import attach
-from tokensieve.adapters.baseline import attach_fused
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError
-from tokensieve.results.bench_tables import bench_tables
-from tokensieve.results.record import read_record, write_record
+from tokensieve.models.attach import attach
+from tokensieve.records import read_record, write_record
 from tokensieve.tasks.bench import memory, run, share, speed
 from tokensieve.tasks.bench.config import BenchConfig, quick
 from tokensieve.tasks.bench.models import build_model, check_model, images, twin
+from tokensieve.tasks.bench.sdpa import attach_fused
+from tokensieve.tasks.bench.table import bench_tables
 from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 
 def tiny(size: object = 48, *_: object) -> tuple[nn.Module, int]:

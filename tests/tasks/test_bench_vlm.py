@@ -10,10 +10,10 @@ import torch
 from rich.console import Console
 
 from tokensieve.errors import UnknownNameError
-from tokensieve.results.bench_tables import bench_tables
 from tokensieve.tasks.bench import vlm
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.run import run_bench
+from tokensieve.tasks.bench.table import bench_tables
 
 
 @pytest.fixture

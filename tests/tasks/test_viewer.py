@@ -11,7 +11,7 @@ from PIL import Image
 
 import tokensieve
 from tokensieve.errors import MissingMaterialError
-from tokensieve.tasks.pictures import Request, Viewer, find_photos
+from tokensieve.tasks.viewer import Request, Viewer, find_photos
 from tokensieve.testing.models import tiny_model
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)

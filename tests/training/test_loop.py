@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_task import CONFIG, Toy
 
+from helpers.toy_task import CONFIG, Toy
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError
 from tokensieve.training import FitConfig, Step, fit, warmup_cosine
 from tokensieve.training.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint

@@ -12,10 +12,10 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-import together
 import torch
 from safetensors.torch import load_file
 
+from helpers import together
 from tokensieve.cli.main import main
 from tokensieve.errors import OptionError, ProcessLostError
 from tokensieve.training import distributed
@@ -170,7 +170,7 @@ def test_noise_is_a_samples_own(monkeypatch):
     """Three processes with two rows each draw what one with six rows draws."""
     from torch import Tensor
 
-    from tokensieve.core import processes
+    from tokensieve.utils import processes
 
     torch.manual_seed(5)
     whole = processes.drawn_for_batch(torch.empty(6, 4), Tensor.uniform_)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokensieve.cli.parser import keep_number
 from tokensieve.core.budget import SCHEDULES
-from tokensieve.results.record import Record, check_writable, write_record
+from tokensieve.records import Record, check_writable, write_record
 from tokensieve.tasks.bench.config import METHODS, MODELS, PARTS, BenchConfig, quick
 
 EPILOG = """examples:
@@ -99,7 +99,7 @@ def _measure(config: BenchConfig) -> Record:
 def _show(record: Record) -> None:
     from rich.console import Console
 
-    from tokensieve.results.bench_tables import bench_tables
+    from tokensieve.tasks.bench.table import bench_tables
 
     console = Console()
     if not console.is_terminal:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 
-from tokensieve.results.evals import write_csv
+from tokensieve.report.results import write_csv
 
 EPILOG = """examples:
   tokensieve build runs/ -o benchmark.csv

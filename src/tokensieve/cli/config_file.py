@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve._yaml import read_yaml
 from tokensieve.errors import OptionError, UnknownNameError
+from tokensieve.utils.yaml import read_yaml
 
 __all__ = ["actions_of", "given_flags", "hint", "read_table", "table_words", "with_file"]
 

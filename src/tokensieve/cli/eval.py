@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     if own.strict and not own.stream:
         raise OptionError("--strict is for --stream: without it, a sample that cannot be read is always an error")
 
-    from tokensieve.results.evals import read_eval
+    from tokensieve.report.results import read_eval
     from tokensieve.tasks.clip.load import Loader
     from tokensieve.tasks.clip.run import plan, run_job
     from tokensieve.tasks.clip.upstream import expand
@@ -104,6 +104,6 @@ def eval_parser() -> Parser:
 
 def show_results(results: Sequence[dict[str, object]]) -> None:
     """The table of these results on the terminal."""
-    from tokensieve.results.eval_tables import eval_table
+    from tokensieve.tasks.clip.table import eval_table
 
     show(eval_table(results))

@@ -29,7 +29,7 @@ EPILOG = """examples:
 
 def main(argv: Sequence[str]) -> int:
     args = eval_args(argv)
-    from tokensieve.results.record import check_writable
+    from tokensieve.records import check_writable
 
     for path in (args.output, args.export):
         if path:
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
     if args.export:
         print(f"features: {args.export}")
     if args.output:
-        from tokensieve.results.evals import write_eval
+        from tokensieve.report.results import write_eval
 
         write_eval(result, args.output)
         print(f"result: {args.output}")
@@ -121,6 +121,6 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from tokensieve.results.reid_tables import reid_table
+    from tokensieve.tasks.reid.table import reid_table
 
     show(reid_table(result))

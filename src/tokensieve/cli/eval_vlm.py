@@ -34,13 +34,13 @@ EPILOG = """examples:
 def main(argv: Sequence[str]) -> int:
     args = eval_args(argv)
     if args.output:
-        from tokensieve.results.record import check_writable
+        from tokensieve.records import check_writable
 
         check_writable(args.output)
     result = _result(args, shlex.join(["tokensieve", "eval", "vlm", *argv]))
     _show(result)
     if args.output:
-        from tokensieve.results.evals import write_eval
+        from tokensieve.report.results import write_eval
 
         write_eval(result, args.output)
         print(f"result: {args.output}")
@@ -125,6 +125,6 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from tokensieve.results.vlm_tables import vlm_tables
+    from tokensieve.tasks.vlm.table import vlm_tables
 
     show(*vlm_tables(result))

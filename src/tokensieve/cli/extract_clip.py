@@ -15,7 +15,7 @@ from pathlib import Path
 from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config
 from tokensieve.cli.parser import budget, keep_number, take_pairs
 from tokensieve.errors import DataError, OptionError
-from tokensieve.results.record import cores
+from tokensieve.records import cores
 
 EPILOG = """examples:
   tokensieve extract clip photos/ -o features/                          the default model, untouched

@@ -33,7 +33,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from tokensieve.results.record import check_writable
+    from tokensieve.records import check_writable
     from tokensieve.tasks.reid.features import check_ending, extract, save_features, table_of
     from tokensieve.tasks.reid.layouts import scan_images
     from tokensieve.tasks.reid.model import load_checkpoint

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokensieve.cli.parser import add_budget_flags, blocks, keep_or_default, option_pairs, show
 from tokensieve.errors import OptionError
-from tokensieve.results.record import check_writable, new_record, write_record
+from tokensieve.records import check_writable, new_record, write_record
 from tokensieve.tasks.plan.gpus import GPUS, find_gpu
 from tokensieve.tasks.plan.rates import Rates
 

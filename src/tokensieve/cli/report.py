@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from tokensieve.core.budget import parse_keep
 from tokensieve.errors import TokensieveError
-from tokensieve.results.evals import folders_of_results, is_bench, some_of
-from tokensieve.results.record import check_writable, write_whole
-from tokensieve.results.report.reid import is_reid
-from tokensieve.results.report.runs import budget, number
-from tokensieve.results.report.vlm import is_vlm
-from tokensieve.results.studies import read_results
+from tokensieve.records import check_writable, write_whole
+from tokensieve.report.results import folders_of_results, is_bench, some_of
+from tokensieve.report.runs import budget, number
+from tokensieve.report.studies import read_results
+from tokensieve.tasks.reid.section import is_reid
+from tokensieve.tasks.vlm.section import is_vlm
 
 if TYPE_CHECKING:
-    from tokensieve.results.report import Pictures
-    from tokensieve.tasks.pictures import Request
+    from tokensieve.report import Pictures
+    from tokensieve.tasks.viewer import Request
 
 EPILOG = """examples:
   tokensieve report runs -o report.html
@@ -49,7 +49,8 @@ def run(args: Namespace) -> int:
     for line in _left_out(args.runs):
         print(f"tokensieve: note: {line}", file=sys.stderr)
     check_writable(args.output)
-    from tokensieve.results.report import build_page, eval_sections
+    from tokensieve.report import build_page
+    from tokensieve.tasks.sections import eval_sections
 
     pictures = None if args.no_pictures else _pictures(runs, args)
     page = build_page(args.title, eval_sections(runs, pictures, studies), len(runs) + len(studies))
@@ -76,9 +77,9 @@ def _pictures(runs: Sequence[Mapping[str, Any]], args: Namespace) -> Pictures | 
     requests = chosen([run for run in runs if not is_reid(run) and not is_vlm(run)])  # they have their own
     if not requests:
         return None
-    from tokensieve.results.pictures import read_photo
-    from tokensieve.results.report import Photo, Pictures
-    from tokensieve.tasks.pictures import find_photos, load_viewer, sample_photos
+    from tokensieve.report import Photo, Pictures
+    from tokensieve.report.pictures import read_photo
+    from tokensieve.tasks.viewer import find_photos, load_viewer, sample_photos
 
     paths = find_photos(args.photos) if args.photos else sample_photos()
     photos = [read_photo(path) for path in paths]
@@ -113,7 +114,7 @@ def chosen(runs: Sequence[Mapping[str, Any]]) -> list[Request]:
 
 def _request(run: Mapping[str, Any]) -> Request:
     """The run's settings as `attach` takes them; the record has lists as text."""
-    from tokensieve.tasks.pictures import Request
+    from tokensieve.tasks.viewer import Request
 
     keep, at = run.get("keep"), run.get("at")
     lead = "option_"

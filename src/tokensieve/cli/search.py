@@ -76,9 +76,9 @@ def _config(task: str, args: Namespace) -> EvalSearchConfig:
     if args.trials is not None and args.trials < 1:
         raise OptionError(f"--trials {args.trials}: at least 1")
     try:
-        from tokensieve._yaml import read_yaml
         from tokensieve.search.settings import EvalSearchConfig
-        from tokensieve.settings import parse_settings
+        from tokensieve.utils.settings import parse_settings
+        from tokensieve.utils.yaml import read_yaml
     except ImportError as error:
         raise OptionError(f'a search needs Optuna and pydantic ({error}): pip install "tokensieve[search]"') from None
 

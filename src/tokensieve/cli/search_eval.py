@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import method_options
-from tokensieve.results.evals import main_metric
+from tokensieve.report.results import main_metric
 from tokensieve.search import Found, Objective, Parameter, Report, Search
 from tokensieve.search.settings import EvalSearchConfig
 from tokensieve.search.space import Space, corners, pinned

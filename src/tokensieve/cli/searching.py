@@ -48,7 +48,7 @@ def unknown_flag(task: str, word: str, flags: Iterable[str]) -> UnknownNameError
 
 def carry_out(search: Search, about: Sequence[str] = ()) -> int:
     """Run a search, show its trials, name its files. Exit code 1 where no trial ended well."""
-    from tokensieve.results.studies import study_table
+    from tokensieve.report.studies import study_table
     from tokensieve.search import run_search
     from tokensieve.search.run import RECORD
 

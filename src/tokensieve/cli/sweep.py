@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     jobs = plan(configs, into_folder(expand(base), folder), own.speed_batches, ["tokensieve", "sweep", *argv])
     with _Progress(len(jobs[rank::size])) as progress:
         if own.ray:
-            from tokensieve.search.cluster import connected
+            from tokensieve.search.ray import connected
             from tokensieve.search.settings import ManagerSettings
             from tokensieve.tasks.clip.sweep_ray import run_sweep_on_cluster
 
@@ -133,7 +133,7 @@ class _Progress:
 
 
 def _table(jobs: Sequence[Job]) -> None:
-    from tokensieve.results.evals import read_eval
+    from tokensieve.report.results import read_eval
 
     results = [read_eval(job.output) for job in jobs if job.output.is_file()]
     if results:

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from tokensieve.cli.bars import bars
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve train align                                 10,500 images, half an hour on two cores, once
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from tokensieve.results.record import check_writable
+    from tokensieve.records import check_writable
     from tokensieve.tasks.clip.align import AlignConfig, align, save
     from tokensieve.tasks.clip.state import state_file
     from tokensieve.training.distributed import join, leave, rank

@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from tokensieve.cli.bars import bars
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve data reid-synthetic --layout rgbnt201 -o data/reid-synthetic
@@ -57,9 +57,9 @@ def _search(args: Namespace, more: list[str]) -> int:
     """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
     import shlex
 
-    from tokensieve._yaml import read_yaml
     from tokensieve.cli.searching import carry_out
     from tokensieve.tasks.reid.search import reid_search
+    from tokensieve.utils.yaml import read_yaml
 
     words = ["tokensieve", "train", "reid", "--config", str(args.config), *more]
     return carry_out(reid_search(read_yaml(args.config), more, shlex.join(words)))

@@ -6,9 +6,9 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from tokensieve.cli.bars import bars
 from tokensieve.cli.parser import keep_number
 from tokensieve.errors import OptionError
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve train select                                on CIFAR-10 training images, for 2x and 3x
@@ -40,7 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from tokensieve.results.record import check_writable
+    from tokensieve.records import check_writable
     from tokensieve.tasks.clip.select import Photos, SelectConfig, default_subject, photos_in, train_select
     from tokensieve.training.distributed import first_alone, join, leave, rank
     from tokensieve.zoo.cifar10 import load_cifar10

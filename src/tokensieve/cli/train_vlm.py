@@ -6,7 +6,7 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from tokensieve.cli.bars import bars
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve train vlm                                   the small model, on generated questions
@@ -68,10 +68,10 @@ def _search(args: Namespace, more: list[str]) -> int:
     """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
     import shlex
 
-    from tokensieve._yaml import read_yaml
     from tokensieve.cli.searching import carry_out
     from tokensieve.tasks.vlm.config import SMALL
     from tokensieve.tasks.vlm.search import vlm_search
+    from tokensieve.utils.yaml import read_yaml
 
     data = SMALL if args.config is None else read_yaml(args.config)
     words = ["tokensieve", "train", "vlm", *(["--config", str(args.config)] if args.config else []), *more]

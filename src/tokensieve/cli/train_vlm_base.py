@@ -6,7 +6,7 @@ import os
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tokensieve.cli.bars import bars
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve train vlm-base                              an hour on one core, once

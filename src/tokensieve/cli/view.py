@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 from tokensieve.cli.parser import add_budget_flags, blocks, keep_or_default, option_pairs
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError
-from tokensieve.results.record import check_writable, write_whole
+from tokensieve.records import check_writable, write_whole
 
 if TYPE_CHECKING:
     from PIL import Image
 
-    from tokensieve.results.pictures import Panel, Selection
+    from tokensieve.report.pictures import Panel, Selection
 
 EPILOG = """examples:
   tokensieve view dog.jpg
@@ -48,8 +48,8 @@ def run(args: Namespace) -> int:
         raise OptionError(f"-o {args.output}: give a name that ends in .png")
     options = option_pairs(args.options)
     check_writable(args.output)
-    from tokensieve.results.pictures import png_bytes, read_photo, sheet
-    from tokensieve.tasks.pictures import Request, load_viewer
+    from tokensieve.report.pictures import png_bytes, read_photo, sheet
+    from tokensieve.tasks.viewer import Request, load_viewer
 
     photo = read_photo(args.image)
     request = Request(
@@ -69,7 +69,7 @@ def run(args: Namespace) -> int:
 
 def _rows(photo: Image.Image, selections: Sequence[Selection]) -> list[list[Panel | None]]:
     """One block: photo, kept and scores in a row. Several: a row of kept and one of scores, a column a block."""
-    from tokensieve.results.pictures import Panel, draw_kept, draw_photo, draw_scores, score_range
+    from tokensieve.report.pictures import Panel, draw_kept, draw_photo, draw_scores, score_range
 
     first: Panel | None = Panel("photo", draw_photo(photo, selections[0].grid))
     kept = [Panel(f"kept after block {s.block}: {s.count}", draw_kept(photo, s.kept)) for s in selections]

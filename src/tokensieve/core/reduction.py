@@ -6,13 +6,26 @@ Imports torch only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["Reduction", "complement", "flat_rows", "take_tokens"]
+__all__ = [
+    "CorrectedReduction",
+    "Correction",
+    "MixedReduction",
+    "Reduction",
+    "WeightedReduction",
+    "cluster_sums",
+    "complement",
+    "flat_rows",
+    "take_tokens",
+]
+
+Correction = Callable[[Tensor, Tensor, int], Tensor]  # tokens (B, P+K, D), sizes (B, K), P -> tokens
 
 
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
@@ -127,3 +140,91 @@ class Reduction:
         """(B, n) bool: True for the patches that stay."""
         empty = torch.zeros(self.keep.shape[0], n, dtype=torch.bool, device=self.keep.device)
         return empty.scatter(1, self.keep, True)
+
+
+@dataclass(frozen=True)
+class CorrectedReduction(Reduction):
+    """mend: what happens to the tokens once the dropped ones are folded in; nothing as long as nothing was merged."""
+
+    mend: Correction | None = None
+
+    def apply(
+        self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        out, new_size = super().apply(x, prefix, made, size)
+        if self.mend is not None and new_size is not None:
+            out = self.mend(out, new_size, prefix)
+        return out, new_size
+
+
+def cluster_sums(values: Tensor, goal: Tensor, slots: int) -> Tensor:
+    """Sum values (B, R) by the slot they go to, goal (B, R): (B, slots)."""
+    empty = torch.zeros(values.shape[0], slots, dtype=values.dtype, device=values.device)
+    return empty.scatter_add(1, goal, values)
+
+
+@dataclass(frozen=True)
+class WeightedReduction(Reduction):
+    """Kept token k becomes own[k] * x[k] + the sum of weight[j] * x[j] over the dropped j that go to it.
+
+    drop: (B, R) tokens that go somewhere; goal: (B, R) the slots 0..K-1 they go to; weight: (B, R); own: (B, K). What
+    is in neither keep nor drop is gone. For methods whose mean is not weighted by size (VisionZip adds, PruMerge weighs
+    by attention, SparseVLM recycles only some); `into` stays None, and sizes are not kept.
+    """
+
+    goal: Tensor | None = None
+    weight: Tensor | None = None
+    own: Tensor | None = None
+
+    def apply(
+        self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        out, new_size = super().apply(x, prefix, made, size)
+        if self.drop is None or self.goal is None or self.weight is None or self.own is None:
+            return out, new_size
+        batch, _, width = out.shape
+        k = self.keep.shape[1]
+        share = take_tokens(x, self.drop + prefix) * self.weight.unsqueeze(-1)  # float32 where x is half
+        rows = self.goal + torch.arange(batch, device=x.device).unsqueeze(1) * k
+        mixed = (out[:, prefix : prefix + k] * self.own.unsqueeze(-1)).to(share.dtype).reshape(-1, width)
+        mixed = mixed.index_add(0, rows.flatten(), share.reshape(-1, width)).view(batch, k, width).to(x.dtype)
+        return torch.cat([out[:, :prefix], mixed, out[:, prefix + k :]], dim=1), new_size
+
+    def slots(self, n: int) -> Tensor:
+        slot = super().slots(n)
+        if self.drop is not None and self.goal is not None:
+            slot = slot.scatter(1, self.drop, self.goal)
+        return slot
+
+
+@dataclass(frozen=True)
+class MixedReduction(Reduction):
+    """Kept token k becomes the sum over all N tokens of mix[k, j] * x[j].
+
+    mix: (B, K, N), rows sum to 1; gradients flow through it. `into` stays None.
+    share: (B, K, N), columns sum to 1: how far each of the N belongs to each kept one, whatever its part in the mean.
+        Sizes follow it, with gradients. None: sizes are not kept.
+    """
+
+    mix: Tensor | None = None
+    share: Tensor | None = None
+
+    def apply(
+        self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        out, new_size = super().apply(x, prefix, made, size)
+        if self.mix is None:
+            return out, new_size
+        k, n = self.mix.shape[1:]
+        mixed = torch.bmm(self.mix.to(x.dtype), x[:, prefix : prefix + n])
+        if self.share is not None:
+            stands = self.share.sum(dim=-1) if size is None else torch.einsum("bkn,bn->bk", self.share, size[:, :n])
+            new_size = stands if new_size is None else torch.cat([stands, new_size[:, k:]], dim=1)
+        return torch.cat([out[:, :prefix], mixed, out[:, prefix + k :]], dim=1), new_size
+
+    def slots(self, n: int) -> Tensor:
+        """As ever, with each dropped token in the slot that takes most of it."""
+        slot = super().slots(n)
+        if self.mix is None:
+            return slot
+        return torch.where(slot >= 0, slot, self.mix.argmax(dim=1))

@@ -11,8 +11,8 @@ from functools import wraps
 import torch
 from torch import Tensor
 
+from tokensieve.core.prompt import Sentence
 from tokensieve.core.score import attention_columns, attention_received, query_attention
-from tokensieve.core.sentence import Sentence
 
 __all__ = ["Rows", "TokenView"]
 

@@ -8,11 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensieve.core.reduction import Reduction, complement, take_tokens
+from tokensieve.core.reduction import Reduction, WeightedReduction, cluster_sums, complement, take_tokens
 from tokensieve.core.score import cosine
 from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
-from tokensieve.core.weighted import WeightedReduction, cluster_sums
 from tokensieve.methods.base import Method, check
 
 __all__ = ["PruMerge"]

@@ -36,14 +36,18 @@ _BUILT_IN: dict[str, tuple[str, str, str]] = {
     "vispruner": ("vispruner", "VisPruner", "important by CLS attention, then duplicates removed (2412.01818)"),
     "cdpruner": ("cdpruner", "CDPruner", "determinantal choice conditioned on a text, one cut (2506.10967)"),
     "sieve": ("sieve", "SieveMethod", "ours: merge what a more important patch stands for already"),
-    "learned": ("learned", "Learned", "ours: sieve, mended and priced by training on a model; needs adapter=FILE"),
+    "learned": (
+        "trained.learned",
+        "Learned",
+        "ours: sieve, corrected and priced by training; needs adapter=FILE",
+    ),
     "visionzip": ("visionzip", "VisionZip", "dominant by CLS attention, the rest into contextual tokens (2412.04467)"),
     "prumerge": ("prumerge", "PruMerge", "CLS-attention outliers, the rest merged into them by keys (2403.15388)"),
     "fastv": ("fastv", "FastV", "top by the last token's attention, before layer 2 (2403.06764)"),
     "pyramiddrop": ("pyramiddrop", "PyramidDrop", "top by the last token's attention, in steps (2410.17247)"),
     "sparsevlm": ("sparsevlm", "SparseVLM", "top by the text's attention, some dropped recycled (2410.04417)"),
-    "merger": ("merger", "Merger", "ours: learned centres that take in the rest, needs adapter=FILE"),
-    "pruner": ("pruner", "Pruner", "ours: learned heads that read the question, needs adapter=FILE"),
+    "merger": ("trained.merger", "Merger", "ours: learned centres that take in the rest, needs adapter=FILE"),
+    "pruner": ("trained.pruner", "Pruner", "ours: learned heads that read the question, needs adapter=FILE"),
     "two_stage": ("two_stage", "TwoStage", "one method before the language model and one inside it"),
 }
 # Where a method can work, where that is not everywhere: said here too, so that the list needs no torch

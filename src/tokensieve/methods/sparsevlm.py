@@ -8,12 +8,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from tokensieve.core.cluster import density_peaks
+from tokensieve.core.density import density_peaks
 from tokensieve.core.merge import slot_of
-from tokensieve.core.reduction import Reduction, complement, take_tokens
+from tokensieve.core.reduction import Reduction, WeightedReduction, cluster_sums, complement, take_tokens
 from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
-from tokensieve.core.weighted import WeightedReduction, cluster_sums
 from tokensieve.methods.base import Method, check
 
 __all__ = ["SparseVLM"]

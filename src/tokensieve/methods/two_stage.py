@@ -11,8 +11,8 @@ from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
 from tokensieve.methods.base import Method
-from tokensieve.methods.pruner import Pruner
 from tokensieve.methods.registry import make_method
+from tokensieve.methods.trained.pruner import Pruner
 
 __all__ = ["TwoStage"]
 

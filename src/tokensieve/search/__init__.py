@@ -3,11 +3,11 @@
 A search is a space of values by name (`Space`), one or two objectives, and a `Run` that gives a trial's figures.
 """
 
-from tokensieve.search.book import Found
-from tokensieve.search.engine import Hopeless, Report
+from tokensieve.search.local import Hopeless, Report
 from tokensieve.search.run import Outcome, Search, run_search
 from tokensieve.search.settings import ManagerSettings, Objective, SearchSettings
 from tokensieve.search.space import Parameter, Space
+from tokensieve.search.study import Found
 
 __all__ = [
     "Found",

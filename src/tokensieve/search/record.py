@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from tokensieve.results.record import hardware, versions
-from tokensieve.results.studies import STUDY_FORMAT
-from tokensieve.search.book import Book, import_optuna
+from tokensieve.records import hardware, versions
+from tokensieve.report.studies import STUDY_FORMAT
+from tokensieve.search.study import Book, import_optuna
 
 __all__ = ["study_record"]
 

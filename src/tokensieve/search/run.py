@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 
 from tokensieve.errors import OptionError
-from tokensieve.results.record import write_whole
-from tokensieve.results.studies import short_names, value_text, write_study
-from tokensieve.search.book import Asked, Book, open_book
-from tokensieve.search.cluster import connected, run_on_cluster
-from tokensieve.search.engine import Run, run_here
+from tokensieve.records import write_whole
+from tokensieve.report.studies import short_names, value_text, write_study
+from tokensieve.search.local import Run, run_here
+from tokensieve.search.ray import connected, run_on_cluster
 from tokensieve.search.record import study_record
 from tokensieve.search.settings import ManagerSettings, Objective, SearchSettings
 from tokensieve.search.space import Space, fault_of
+from tokensieve.search.study import Asked, Book, open_book
 
 __all__ = ["RECORD", "Outcome", "Search", "run_search"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.search.space import Parameter, fault_of
-from tokensieve.settings import Count, Positive, Section
+from tokensieve.utils.settings import Count, Positive, Section
 
 __all__ = ["EvalSearchConfig", "ManagerSettings", "Objective", "SearchSettings", "contradiction"]
 

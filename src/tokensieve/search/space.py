@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol
 
 from pydantic import model_validator
 
-from tokensieve.settings import Section
+from tokensieve.utils.settings import Section
 
 __all__ = ["Parameter", "Space", "Suggester", "corners", "draw", "fault_of", "label_of", "pinned"]
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from tokensieve.errors import OptionError
 from tokensieve.search import Found, ManagerSettings, Objective, Parameter, Report, Search
-from tokensieve.search.engine import Run
+from tokensieve.search.local import Run
 from tokensieve.search.space import corners
-from tokensieve.settings import Section
 from tokensieve.training import FitResult, Task
 from tokensieve.training.checkpoint import checkpoints_in
 from tokensieve.training.loop import BEST, CHECKPOINTS
+from tokensieve.utils.settings import Section
 
 __all__ = ["SINGLE", "Train", "pairs_of", "training_search", "trial_folder", "watched"]
 

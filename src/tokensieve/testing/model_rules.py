@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tokensieve.adapters.attach import attach
 from tokensieve.methods.base import Method
+from tokensieve.models.attach import attach
 from tokensieve.testing.models import TinyModel
 
 __all__ = ["MODEL_RULES", "snapshot"]

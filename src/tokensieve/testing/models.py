@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import UnknownNameError, nearest
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = ["TinyModel", "tiny_model", "tiny_models"]
 

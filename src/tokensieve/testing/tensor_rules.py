@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tokensieve.core.prompt import Sentence
 from tokensieve.core.reduction import Reduction
-from tokensieve.core.sentence import Sentence
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.attach import attach
 from tokensieve.methods.base import Method
+from tokensieve.models.attach import attach
 from tokensieve.testing.model_rules import snapshot
 from tokensieve.testing.vlm import TinyLlava
 

@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokensieve.core.processes import rank, world_size
 from tokensieve.errors import MissingMaterialError, OptionError, ProcessLostError
+from tokensieve.utils.processes import rank, world_size
 
 __all__ = [
     "average_gradients", "average_numbers", "first_alone", "from_first", "gather_in_turn", "gather_with_gradient",

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from tokensieve.errors import OptionError
-from tokensieve.results.record import differences
+from tokensieve.records import differences
 from tokensieve.training.checkpoint import (
     checkpoints_in,
     latest,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from together import Towers
 from torch import nn
 
+from helpers.together import Towers
 from tokensieve.errors import OptionError
 from tokensieve.tasks.clip import align
 from tokensieve.tasks.clip.webdata import write_webdataset

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tokensieve.cli.main import main
-from tokensieve.results.evals import read_eval
+from tokensieve.report.results import read_eval
 
 SELECT = ["--enable_token_selection", "--token_selection_k", "15", "--token_selection_m", "60"]
 PRUNE = ["--enable_pruning", "--k_anchors", "10", "--top_m", "50", "--alpha", "0.5"]

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tokensieve.cli.main import main
-from tokensieve.results.studies import read_study
+from tokensieve.report.studies import read_study
 
 SPACE = {
     "method": ["grid", "anchor"],

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from PIL import Image
 
 import tokensieve
-from tokensieve.adapters.soft import attach_soft
 from tokensieve.cli.main import main
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnsupportedModelError
-from tokensieve.methods.learned import Learned, ScoringNetworks, adapter_bytes, load_adapter
+from tokensieve.methods.trained.learned import Learned, ScoringNetworks, adapter_bytes, load_adapter
+from tokensieve.models.encoder.soft import attach_soft
 from tokensieve.tasks.clip import select
 from tokensieve.tasks.clip.select import (
     Photos,

@@ -15,7 +15,7 @@ import pytest
 
 from tokensieve.cli.main import main
 from tokensieve.errors import RecordError
-from tokensieve.results.evals import read_eval, read_evals, write_eval
+from tokensieve.report.results import read_eval, read_evals, write_eval
 from tokensieve.tasks.clip import sweep as sweeping
 
 QUICK = ["--speed_batches", "1", "--num_workers", "0"]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reid_material import tiny_checkpoint, tiny_model, tiny_set
+from helpers.reid_material import tiny_checkpoint, tiny_model, tiny_set
 from tokensieve.cli.main import main
 from tokensieve.errors import OptionError
-from tokensieve.results.evals import main_metric, read_eval, write_csv
+from tokensieve.report.results import main_metric, read_eval, write_csv
 from tokensieve.tasks.reid.data import load_set
 from tokensieve.tasks.reid.evaluate import evaluate, rank
 from tokensieve.tasks.reid.features import extract, load_features

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from reid_material import tiny_model, tiny_set
+from helpers.reid_material import tiny_model, tiny_set
 from tokensieve.errors import DataError, OptionError, RecordError
 from tokensieve.tasks.reid.data import ReidImages, ReidSet, load_set
 from tokensieve.tasks.reid.evaluate import evaluate

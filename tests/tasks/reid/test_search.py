@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from reid_material import tiny_checkpoint, tiny_set
+from helpers.reid_material import tiny_checkpoint, tiny_set
 from tokensieve.cli.main import main
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.results.studies import read_study
+from tokensieve.report.studies import read_study
 from tokensieve.search import run_search
 from tokensieve.tasks.reid.config import load_config, parse_config
 from tokensieve.tasks.reid.search import default_space, reid_search

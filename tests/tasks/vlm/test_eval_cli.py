@@ -10,10 +10,10 @@ import pytest
 from PIL import Image
 
 from tokensieve.cli.main import main
-from tokensieve.results.evals import main_metric, read_eval, write_csv
-from tokensieve.results.report.vlm import with_baselines
+from tokensieve.report.results import main_metric, read_eval, write_csv
 from tokensieve.tasks.vlm.base import save_small_llava
 from tokensieve.tasks.vlm.processor import build_processor
+from tokensieve.tasks.vlm.section import with_baselines
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava
 
 TINY = SmallSizes(width=32, heads=2, vision_layers=3, text_layers=2, vision_mlp=48, text_mlp=48)

@@ -12,11 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tokensieve.adapters.attach import attach
 from tokensieve.errors import DataError, OptionError, UnknownNameError
-from tokensieve.methods.merger import Merger, TokenMerger
-from tokensieve.methods.pruner import LayerPruners, Pruner
+from tokensieve.methods.trained.merger import Merger, TokenMerger
+from tokensieve.methods.trained.pruner import LayerPruners, Pruner
 from tokensieve.methods.two_stage import TwoStage
+from tokensieve.models.attach import attach
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.vlm.answers import Answers, Asked, Asker, kept_patches, learned_macs, pictures_of
 from tokensieve.tasks.vlm.compare import Comparison, figures_of

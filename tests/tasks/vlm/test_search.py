@@ -11,7 +11,7 @@ import yaml
 
 from tokensieve.cli.main import main
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.results.studies import read_study
+from tokensieve.report.studies import read_study
 from tokensieve.search import run_search
 from tokensieve.tasks.trials import watched
 from tokensieve.tasks.vlm import train as training

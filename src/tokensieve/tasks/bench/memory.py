@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.attach import attach
 from tokensieve.errors import TokensieveError
+from tokensieve.models.attach import attach
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import build_model, images
 

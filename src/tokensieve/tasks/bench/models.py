@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.tasks.bench.config import MODELS
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = ["build_model", "check_device", "check_model", "images", "twin"]
 

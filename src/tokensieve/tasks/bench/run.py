@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tokensieve.results.record import Record, new_record
+from tokensieve.records import Record, new_record
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.memory import measure_memory
 from tokensieve.tasks.bench.models import check_device, check_model

@@ -10,14 +10,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from tokensieve._torchvision import declare_missing_schemas
-from tokensieve.adapters.attach import attach
-from tokensieve.adapters.baseline import attach_fused
-from tokensieve.adapters.engine import Run
 from tokensieve.methods.registry import make_method
+from tokensieve.models.attach import attach
+from tokensieve.models.encoder.run import Run
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import twin
+from tokensieve.tasks.bench.sdpa import attach_fused
 from tokensieve.tasks.bench.timing import interleave, quartiles
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = ["measure_share"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokensieve.adapters.attach import Attachment, attach
-from tokensieve.adapters.baseline import attach_fused
 from tokensieve.core.cost import Cost
 from tokensieve.errors import BudgetError
+from tokensieve.models.attach import Attachment, attach
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import build_model, images, twin
+from tokensieve.tasks.bench.sdpa import attach_fused
 from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio, ratios
 
 __all__ = [

@@ -12,8 +12,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from tokensieve.adapters.attach import attach
-from tokensieve.adapters.vlm import VlmAttachment
+from tokensieve.models.attach import attach
+from tokensieve.models.decoder import VlmAttachment
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.bench.timing import Times, interleave, interval, judge, quartiles, ratio, ratios

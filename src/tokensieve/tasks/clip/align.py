@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import OptionError
-from tokensieve.results.record import write_whole
+from tokensieve.records import write_whole
 from tokensieve.tasks.clip.default import build_default_clip, default_tokenizer, trained_part
 from tokensieve.tasks.clip.state import load_state, refuse_other
 from tokensieve.training.distributed import (

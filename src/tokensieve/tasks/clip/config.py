@@ -80,7 +80,7 @@ class SieveConfig:
         plain = asdict(self) | {"options": dict(self.options)}
         adapter = self.options.get("adapter")
         if adapter:
-            from tokensieve.methods.learned import adapter_file  # brings torch, as the adapter itself will
+            from tokensieve.methods.trained.learned import adapter_file  # brings torch, as the adapter itself will
 
             plain["adapter_sha256"] = hashlib.sha256(adapter_file(adapter).read_bytes()).hexdigest()
         return plain

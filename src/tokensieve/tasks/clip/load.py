@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from tokensieve._hub import quiet_hub
-from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import MissingMaterialError, TokensieveError, UnknownNameError, one_line
+from tokensieve.utils.hub import quiet_hub
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = ["DEFAULT_DATASET", "DEFAULT_MODEL", "DEFAULT_PRETRAINED", "Loaded", "Loader", "check_model",
            "default_dataset_root"]  # fmt: skip

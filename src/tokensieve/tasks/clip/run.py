@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, TokensieveError
-from tokensieve.results.evals import EVAL_FORMAT, read_eval, write_eval
-from tokensieve.results.record import check_writable, hardware, versions
+from tokensieve.records import check_writable, hardware, versions
+from tokensieve.report.results import EVAL_FORMAT, read_eval, write_eval
 from tokensieve.tasks.clip import probe
+from tokensieve.tasks.clip.benchmark_patches import mended
 from tokensieve.tasks.clip.config import SieveConfig, digest, run_facts
 from tokensieve.tasks.clip.load import Loader, check_model
-from tokensieve.tasks.clip.mended import mended
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.upstream import benchmark, check_dataset, default_task, model_type, shards
 

@@ -21,14 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.adapters.attach import attach, find_tower
-from tokensieve.adapters.soft import attach_soft
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import MissingMaterialError, OptionError
-from tokensieve.methods.learned import Learned, ScoringNetworks, adapter_bytes
 from tokensieve.methods.sieve import SieveMethod
-from tokensieve.results.record import write_whole
+from tokensieve.methods.trained.learned import Learned, ScoringNetworks, adapter_bytes
+from tokensieve.models.attach import attach, find_tower
+from tokensieve.models.encoder.soft import attach_soft
+from tokensieve.records import write_whole
 from tokensieve.tasks.clip.state import load_state, refuse_other, state_file
 from tokensieve.training.distributed import (
     average_gradients,

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokensieve.adapters.attach import Attachment, attach
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.models.attach import Attachment, attach
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.clip.config import SieveConfig
 from tokensieve.tasks.clip.load import Loaded, Loader

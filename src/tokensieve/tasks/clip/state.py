@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, one_line
-from tokensieve.results.record import differences
+from tokensieve.records import differences
 
 __all__ = ["load_state", "refuse_other", "state_file"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tokensieve.errors import DataError, OptionError, one_line
-from tokensieve.results.record import check_writable, differences, read_json, write_whole
+from tokensieve.records import check_writable, differences, read_json, write_whole
 from tokensieve.tasks.clip.shards import IMAGES, Sample, Shard, read_shard
 
 __all__ = ["Parts", "Piece", "Tally", "own_shards", "pieces", "this_device"]

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokensieve.errors import DataError, OptionError
-from tokensieve.results.record import check_writable, read_json, write_whole
+from tokensieve.records import check_writable, read_json, write_whole
+from tokensieve.tasks.clip.benchmark_patches import mended
 from tokensieve.tasks.clip.config import run_facts
 from tokensieve.tasks.clip.load import Loader
-from tokensieve.tasks.clip.mended import mended
 from tokensieve.tasks.clip.run import Job, finish
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.shards import Shard, find_shards

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 from tokensieve.errors import TokensieveError
-from tokensieve.results.evals import write_eval
-from tokensieve.search.cluster import Cluster, lost
-from tokensieve.search.engine import reason_of
+from tokensieve.report.results import write_eval
+from tokensieve.search.local import reason_of
+from tokensieve.search.ray import Cluster, lost
 from tokensieve.tasks.clip.config import OUTPUT
 from tokensieve.tasks.clip.load import Loader
 from tokensieve.tasks.clip.run import Job, run_job

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokensieve._torchvision import declare_missing_schemas
 from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = [
     "benchmark", "check_dataset", "dataset_names", "dataset_root", "default_task", "eval_parser", "expand",

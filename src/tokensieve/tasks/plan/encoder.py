@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.attach import attach
+from tokensieve.models.attach import attach
 from tokensieve.tasks.bench.models import build_model
 from tokensieve.tasks.plan.rates import Rates
 

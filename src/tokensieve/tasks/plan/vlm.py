@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.attach import attach
-from tokensieve.adapters.vlm import VlmAttachment
 from tokensieve.errors import BudgetError, MissingMaterialError, OptionError, UnknownNameError, nearest
+from tokensieve.models.attach import attach
+from tokensieve.models.decoder import VlmAttachment
 from tokensieve.tasks.plan.rates import Rates
 
 __all__ = ["VLMS", "is_vlm_name", "plan_vlm"]

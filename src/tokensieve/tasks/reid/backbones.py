@@ -187,7 +187,7 @@ def _vit_s14(size: tuple[int, int], pretrained: bool) -> Any:
 
 def _open_clip(name: str, checkpoint: str | None, size: tuple[int, int]) -> Any:
     """An open_clip image tower, positions interpolated to the grid. checkpoint: None leaves the weights at random."""
-    from tokensieve._torchvision import declare_missing_schemas
+    from tokensieve.utils.torchvision import declare_missing_schemas
 
     declare_missing_schemas()
     import open_clip

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core.processes import drawn_for_batch
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.score import image_hash, unit_noise
 from tokensieve.core.select import top
-from tokensieve.methods.sdtps import SDTPS, sdtps_counts
 from tokensieve.tasks.reid.config import ModelSection
+from tokensieve.tasks.reid.sdtps import SDTPS, sdtps_counts
+from tokensieve.utils.processes import drawn_for_batch
 
 __all__ = ["MeanTokens", "RandomTokens", "build_compressor"]
 

@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tokensieve._yaml import read_yaml
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
-from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings
+from tokensieve.utils.settings import Count, Positive, Ratio, Section, parse_settings
+from tokensieve.utils.yaml import read_yaml
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from tokensieve.errors import DataError, OptionError
-from tokensieve.results.record import write_whole
+from tokensieve.records import write_whole
 from tokensieve.tasks.reid.data import ReidImages, Sample
 from tokensieve.tasks.reid.evaluate import Ranking, rank
 from tokensieve.tasks.reid.model import ReidModel

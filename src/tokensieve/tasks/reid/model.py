@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from tokensieve.core.cost import Cost, encoder_cost
 from tokensieve.core.reduction import Reduction
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError, nearest
-from tokensieve.methods.sdtps import SDTPS
 from tokensieve.tasks.reid.backbones import build_backbone, pixel_stats
 from tokensieve.tasks.reid.compress import build_compressor
 from tokensieve.tasks.reid.config import ReidConfig, parse_config
+from tokensieve.tasks.reid.sdtps import SDTPS
 from tokensieve.training.checkpoint import save_tensors
 from tokensieve.training.distributed import gather_with_gradient, own_rows
 

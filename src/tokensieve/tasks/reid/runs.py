@@ -22,9 +22,8 @@ import numpy as np
 import torch
 
 from tokensieve.errors import DataError, OptionError, UnknownNameError, nearest
-from tokensieve.methods.sdtps import FORMULAS, SDTPS, sdtps_counts
-from tokensieve.results.evals import EVAL_FORMAT
-from tokensieve.results.record import hardware, versions
+from tokensieve.records import hardware, versions
+from tokensieve.report.results import EVAL_FORMAT
 from tokensieve.tasks.reid.config import ReidConfig
 from tokensieve.tasks.reid.data import ReidSet, Sample, load_set
 from tokensieve.tasks.reid.evaluate import Metrics, Ranking, mean_and_deviation
@@ -36,6 +35,7 @@ from tokensieve.tasks.reid.features import (
     table_of,
 )
 from tokensieve.tasks.reid.model import ReidModel, load_checkpoint
+from tokensieve.tasks.reid.sdtps import FORMULAS, SDTPS, sdtps_counts
 
 __all__ = ["EvalOptions", "evaluate_checkpoints", "evaluate_features", "missing_sets"]
 

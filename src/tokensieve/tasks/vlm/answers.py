@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from tokensieve.adapters.family import linear_macs
-from tokensieve.adapters.vlm import VlmAttachment
-from tokensieve.adapters.vlm.handle import PROJECTOR
-from tokensieve.adapters.vlm.stats import now
 from tokensieve.errors import DataError, OptionError
-from tokensieve.methods.merger import Merger
-from tokensieve.methods.pruner import Pruner
+from tokensieve.methods.trained.merger import Merger
+from tokensieve.methods.trained.pruner import Pruner
+from tokensieve.models.decoder import VlmAttachment
+from tokensieve.models.decoder.handle import PROJECTOR
+from tokensieve.models.decoder.stats import now
+from tokensieve.models.families.base import linear_macs
 from tokensieve.tasks.vlm.data import load_image
 
 __all__ = ["PROMPT", "Answers", "Asked", "Asker", "check_prompt", "kept_patches", "learned_macs", "pictures_of"]

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.family import linear_macs
 from tokensieve.errors import BudgetError, OptionError
-from tokensieve.methods.merger import TokenMerger
-from tokensieve.methods.pruner import LayerPruners
+from tokensieve.methods.trained.merger import TokenMerger
+from tokensieve.methods.trained.pruner import LayerPruners
+from tokensieve.models.families.base import linear_macs
 from tokensieve.tasks.vlm.config import LLAVA_15, VlmConfig
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 

@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from tokensieve.errors import OptionError
-from tokensieve.results.record import new_record, write_record
+from tokensieve.records import new_record, write_record
 from tokensieve.tasks.vlm.muon import Muon
 from tokensieve.tasks.vlm.packing import Words
 from tokensieve.tasks.vlm.processor import build_processor

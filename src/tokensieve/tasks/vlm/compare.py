@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tokensieve.adapters.vlm import VlmAttachment
+from tokensieve.models.decoder import VlmAttachment
 from tokensieve.tasks.vlm.answers import Answers, Asked
 from tokensieve.tasks.vlm.data import exact_match, normalise_answer, vqa_accuracy
 from tokensieve.tasks.vlm.paired import paired_interval

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tokensieve._yaml import read_yaml
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
-from tokensieve.settings import Count, Positive, Ratio, Section, parse_settings
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
+from tokensieve.utils.settings import Count, Positive, Ratio, Section, parse_settings
+from tokensieve.utils.yaml import read_yaml
 
 __all__ = ["GENERATED", "LLAVA_15", "SMALL", "VlmConfig", "load_config", "parse_config"]
 

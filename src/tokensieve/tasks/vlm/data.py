@@ -19,7 +19,7 @@ import numpy as np
 from PIL import Image
 
 from tokensieve.errors import DataError, OptionError
-from tokensieve.results.record import write_whole
+from tokensieve.records import write_whole
 from tokensieve.tasks.vlm.questions import KINDS, Question, ask
 from tokensieve.tasks.vlm.scenes import SPLITS, make_scenes
 

@@ -21,15 +21,15 @@ from typing import Any, cast
 
 import torch
 
-from tokensieve.adapters.attach import attach
-from tokensieve.adapters.vlm import VlmAttachment
-from tokensieve.adapters.vlm.handle import check_positions
 from tokensieve.core.budget import Keep, check_schedule
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.methods.registry import make_method
-from tokensieve.results.evals import EVAL_FORMAT
-from tokensieve.results.pictures import jpeg_uri
-from tokensieve.results.record import hardware, versions
+from tokensieve.models.attach import attach
+from tokensieve.models.decoder import VlmAttachment
+from tokensieve.models.decoder.handle import check_positions
+from tokensieve.records import hardware, versions
+from tokensieve.report.pictures import jpeg_uri
+from tokensieve.report.results import EVAL_FORMAT
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.vlm.answers import PROMPT, Answers, Asked, Asker, kept_patches, pictures_of
 from tokensieve.tasks.vlm.compare import METRICS, Comparison, figures_of, saved, scores_of, speed_against

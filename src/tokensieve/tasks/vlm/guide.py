@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokensieve.adapters.vlm.memory import attention_mask
+from tokensieve.models.decoder.memory import attention_mask
 from tokensieve.tasks.vlm.batches import Batch
 from tokensieve.tasks.vlm.losses import answer_positions, margins
 

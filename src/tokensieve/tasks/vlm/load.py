@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from tokensieve._hub import quiet_hub
 from tokensieve.errors import MissingMaterialError, UnsupportedModelError
 from tokensieve.tasks.vlm.default import load_small_llava
+from tokensieve.utils.hub import quiet_hub
 
 __all__ = ["load_llava"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokensieve.core.cost import BlockShape, decoder_macs, decoder_shape
-from tokensieve.methods.merger import TokenMerger
-from tokensieve.methods.pruner import LayerPruners, pruned_counts
+from tokensieve.methods.trained.merger import TokenMerger
+from tokensieve.methods.trained.pruner import LayerPruners, pruned_counts
 from tokensieve.tasks.vlm.backbone import Sizes
 from tokensieve.tasks.vlm.config import VlmConfig
 

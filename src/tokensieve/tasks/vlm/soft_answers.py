@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from tokensieve.adapters.vlm import VlmAttachment
-from tokensieve.adapters.vlm.soft import Softness, attach_soft
-from tokensieve.methods.pruner import Pruner
+from tokensieve.methods.trained.pruner import Pruner
+from tokensieve.models.decoder import VlmAttachment
+from tokensieve.models.decoder.soft import Softness, attach_soft
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.vlm.answers import Asked, Asker
 

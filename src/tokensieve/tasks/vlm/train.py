@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.adapters.vlm.handle import VlmAttachment, attach_vlm
-from tokensieve.adapters.vlm.soft import Softness, attach_soft
-from tokensieve.adapters.vlm.stage1 import encode
 from tokensieve.errors import DataError, OptionError
-from tokensieve.methods import merger as merging
-from tokensieve.methods import pruner as pruning
-from tokensieve.methods.adapter_file import about_adapter, adapter_tensors
+from tokensieve.methods.trained import merger as merging
+from tokensieve.methods.trained import pruner as pruning
+from tokensieve.methods.trained.adapter_file import about_adapter, adapter_tensors
 from tokensieve.methods.two_stage import TwoStage
+from tokensieve.models.decoder.handle import VlmAttachment, attach_vlm
+from tokensieve.models.decoder.soft import Softness, attach_soft
+from tokensieve.models.decoder.stage1 import encode
 from tokensieve.tasks.vlm.backbone import Sizes, build_networks, empty_model, load_backbone, sizes_of
 from tokensieve.tasks.vlm.batches import Batch, FileQuestions, GeneratedQuestions, Questions
 from tokensieve.tasks.vlm.config import GENERATED, VlmConfig

@@ -1,0 +1,405 @@
+"""One forward through the decoder: where its vision tokens are, and the cuts between its layers.
+
+`LlavaModel` opens it, and it travels to every decoder layer as an argument; nothing is shared between forwards. Imports
+core, memory and stats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from tokensieve.core.prompt import Sentence
+from tokensieve.core.reduction import Reduction, take_tokens
+from tokensieve.core.view import TokenView
+from tokensieve.errors import OptionError
+from tokensieve.methods.base import Method
+from tokensieve.models.decoder.memory import Memory, attention_mask, check_cache, join_keys, past_length
+from tokensieve.models.decoder.stats import Stats, timed
+
+if TYPE_CHECKING:
+    from tokensieve.models.decoder.handle import VlmAttachment
+
+__all__ = ["Layout", "Pass", "Stretch", "louder_by", "marked_places", "question_mask"]
+
+Rotary = tuple[Tensor, Tensor]
+Found = tuple[list[int], Tensor, Tensor, Reduction | None]  # rows, their vision tokens' places, those kept, why
+
+
+def marked_places(mask: Tensor, count: int) -> Tensor:
+    """Where mask (B, L) is True, in order: (B, count). Rows with fewer are filled up with the first False places."""
+    length = mask.shape[1]
+    rank = mask.long() * (2 * length) - torch.arange(length, device=mask.device)
+    return rank.topk(count, dim=1).indices.sort(dim=1).values
+
+
+def question_mask(vision: Tensor, valid: Tensor | None) -> Tensor:
+    """(B, L) bool: the text after the last vision token; where there is none, all text."""
+    text = ~vision if valid is None else ~vision & valid
+    place = torch.arange(vision.shape[1], device=vision.device)
+    last = (vision * place).amax(dim=1, keepdim=True)
+    after = text & (place > last)
+    return torch.where(after.any(dim=1, keepdim=True), after, text)
+
+
+def louder_by(method: Method, size: Tensor) -> Tensor | None:
+    """What attention adds to the logits of tokens that stand for `size` each: a method's `proportional` says."""
+    return size.log() * float(method.proportional) if method.proportional else None
+
+
+def _rows(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x[rows]
+
+
+def _take_rotary(rotary: Rotary, index: Tensor) -> Rotary:
+    """cos and sin (1 or B, L, d) at the places `index` (B, K)."""
+    cos, sin = (part.expand(index.shape[0], -1, -1) for part in rotary)
+    return take_tokens(cos, index), take_tokens(sin, index)
+
+
+@dataclass
+class Layout:
+    """The sequence that enters layer 0. `vision` is None where nothing is to be reduced: text alone, a decode step.
+
+    vision: (B, L) bool. origin: (B, L) the number of each vision token among its prompt's, before stage 1.
+    counts: for each row, layer -> vision tokens from it on. place: (B, L) where a token stood in the prompt, before
+    stage 1; None: where it stands. valid: (B, L), False for padding; None: all count. gaps: positions leave some out.
+    """
+
+    vision: Tensor | None = None
+    origin: Tensor | None = None
+    counts: list[dict[int, int]] = field(default_factory=list)
+    left: list[int] = field(default_factory=list)  # vision tokens of each row that enter layer 0
+    place: Tensor | None = None
+    valid: Tensor | None = None
+    gaps: bool = False
+    size: Tensor | None = None  # (B, L) patches each token stands for, where stage 1 averaged something
+    louder: Tensor | None = None  # (B, L) what attention adds to the logits of such a token's key
+
+
+@dataclass
+class Stretch:
+    """Layers from one cut to the next. base: (B, L') which tokens of layer 0's sequence are left; None: all.
+
+    valid: (B, L') of the new tokens, keys: (B, past + L') with the cached ones; None: all count. mask: what the layers
+    get instead of the model's own; `own_mask` says that it is not the model's.
+    """
+
+    rotary: Rotary
+    base: Tensor | None = None
+    valid: Tensor | None = None
+    size: Tensor | None = None  # (B, L') patches each token stands for, where something was averaged
+    left: list[int] = field(default_factory=list)
+    mask: Tensor | None = None
+    own_mask: bool = False
+    louder: Tensor | None = None  # (B, L') what is added to the logits of the new tokens' keys, for what they stand for
+
+
+class Pass:
+    """One forward. Layers call `enter` and `leave`; what was decided stays readable afterwards."""
+
+    def __init__(self, attachment: VlmAttachment) -> None:
+        self.attachment = attachment
+        self.layout = Layout()
+        self.memory = Memory(Stats())
+        self.reductions: dict[int, list[Reduction]] = {}
+        self.kept: dict[int, Tensor] = {}  # -1: stage 1
+        self.scores: dict[int, Tensor] = {}
+        self.prefill = False
+        self.stretches: dict[int, Stretch] = {}
+        self._embeds: Tensor | None = None
+        self._before: dict[int, tuple[Any, Tensor, Rotary, Any]] = {}  # cut -> layer before, its input, rotation, cache
+
+    @property
+    def stats(self) -> Stats:
+        return self.memory.stats
+
+    def stretch_of(self, layer: int) -> Stretch:
+        """The stretch that a layer is in."""
+        return self.stretches[max(start for start in self.stretches if start <= layer)]
+
+    # -- what the layers call -------------------------------------------------------------------------------------
+
+    def enter(
+        self, index: int, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str
+    ) -> tuple[Tensor, Stretch]:
+        """Before layer `index`: cut if this is a place for it. The tokens that go on, and what belongs to them."""
+        if index == 0 and not self.stretches:
+            self._start(hidden, mask, rotary, cache, kind)
+        if index in self.attachment.at:
+            hidden = self._turn(index, hidden, cache, kind)
+        stretch = self.stretch_of(index)
+        if self.prefill:
+            self._count(index, hidden, stretch)
+        return hidden, stretch
+
+    def leave(self, index: int, layer: Any, hidden: Tensor, cache: Any) -> None:
+        """After layer `index`, which got `hidden`: what a cut right after it may want to see."""
+        if index + 1 in self.attachment.at and self.layout.vision is not None:
+            self._before[index + 1] = (layer, hidden, self.stretch_of(index).rotary, cache)
+
+    def close(self) -> None:
+        """Let go of what only a cut, or a checkpointed layer's second run, may want to see."""
+        if not torch.is_grad_enabled():
+            self._before, self._embeds = {}, None
+
+    def final_places(self) -> Tensor | None:
+        """(B, L') where the tokens that left the last layer stood in the prompt; -1 for fillers. None: all are left."""
+        stretch = self.stretch_of(self.attachment.depth - 1)
+        if stretch.base is None:
+            return self.layout.place
+        place = stretch.base if self.layout.place is None else self.layout.place.gather(1, stretch.base)
+        return place if stretch.valid is None else place.masked_fill(~stretch.valid, -1)
+
+    # -- stretches ------------------------------------------------------------------------------------------------
+
+    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str) -> None:
+        if cache is not None:
+            check_cache(cache)
+            self.memory.keep_on(cache)
+        self._embeds, at = hidden, self.layout
+        stretch = Stretch(rotary, valid=at.valid, size=at.size, left=at.left, mask=mask, louder=at.louder)
+        self.stretches = {-1: stretch}
+        if 0 not in self.attachment.at:
+            self._remember(0, stretch, hidden, cache, kind)
+
+    def _remember(self, start: int, stretch: Stretch, hidden: Tensor, cache: Any, kind: str) -> None:
+        """Note which keys of the layers from `start` on count and how much, in a mask where one must say it."""
+        memory, (batch, here), past = self.memory, hidden.shape[:2], past_length(cache, start)
+        valid = join_keys(memory.valid.get(start), stretch.valid, batch, past, here, hidden, True)
+        louder = join_keys(memory.louder.get(start), stretch.louder, batch, past, here, hidden, 0.0)
+        memory.valid[start], memory.louder[start] = valid, louder
+        stretch.own_mask = stretch.own_mask or louder is not None
+        if stretch.own_mask:
+            stretch.mask = attention_mask(kind, valid, here, past + here, hidden, louder)
+
+    def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
+        """Begin the stretch of layer `index`, with fewer tokens where there are vision tokens to leave."""
+        before = self.stretch_of(index - 1)
+        stretch = Stretch(before.rotary, before.base, before.valid, before.size, before.left, louder=before.louder)
+        if self.layout.vision is not None:
+            hidden = self._cut(index, hidden, before, stretch)
+        self.stretches[index] = stretch
+        stretch.own_mask = stretch.base is not None or before.own_mask or bool(past_length(cache, index))
+        stretch.mask = before.mask
+        self._remember(index, stretch, hidden, cache, kind)
+        return hidden
+
+    def _count(self, index: int, hidden: Tensor, stretch: Stretch) -> None:
+        stats = self.stats
+        if len(stats.tokens_per_layer) == index:  # a checkpointed layer comes twice
+            stats.tokens_per_layer.append(hidden.shape[1])
+            stats.vision_left.append(list(stretch.left))
+
+    # -- cutting --------------------------------------------------------------------------------------------------
+
+    def _cut(self, index: int, hidden: Tensor, before: Stretch, after: Stretch) -> Tensor:
+        """Ask the method, row group by row group, and let go of what it does not keep: (B, L, D) -> (B, L', D)."""
+        wanted = [counts[index] for counts in self.layout.counts]
+        if all(n <= k for n, k in zip(before.left, wanted, strict=True)):
+            self._note_all(index, before)
+            return hidden
+        with timed(self.stats, "overhead_seconds", hidden.device):
+            vision = self._vision(before)
+            keep = ~vision
+            size = before.size
+            groups: dict[tuple[int, int], list[int]] = {}
+            for row, (n, k) in enumerate(zip(before.left, wanted, strict=True)):
+                groups.setdefault((n, min(n, k)), []).append(row)
+            found: list[Found] = []
+            for (n, k), members in groups.items():
+                rows = None if len(groups) == 1 else torch.tensor(members, device=hidden.device)
+                place = marked_places(_rows(vision, rows), n)
+                if k == n:
+                    kept, reduction = place, None
+                else:
+                    reduction, kept, hidden, size = self._reduce(index, hidden, before, rows, place, k, size)
+                keep = _mark(keep, rows, kept)
+                found.append((members, place, kept, reduction))
+            self._note(index, before, found)
+            after.left = [min(n, k) for n, k in zip(before.left, wanted, strict=True)]
+            after.size, after.louder = size, before.louder
+            if size is not None and size is not before.size:
+                assert self.attachment.second is not None
+                after.louder = louder_by(self.attachment.second, size)
+            return self._let_go(hidden, keep, before, after)
+
+    def _reduce(
+        self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor, keep: int,
+        size: Tensor | None,
+    ) -> tuple[Reduction, Tensor, Tensor, Tensor | None]:  # fmt: skip
+        """One group of rows: what the method said, which places stay, the tokens with what was averaged into them."""
+        method = self.attachment.second
+        assert method is not None
+        learns = method.differentiable and torch.is_grad_enabled()
+        with torch.set_grad_enabled(learns):
+            view = self._view(index, hidden, before, rows, place)
+            reduction = method.reduce(view, keep)
+        kept = place.gather(1, reduction.keep)
+        if reduction.extra is not None:
+            raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
+        if type(reduction) is Reduction and reduction.into is None:
+            return reduction, kept, hidden, size
+        weights = None if size is None else _rows(size, rows).gather(1, place)
+        mixed, weights = reduction.apply(view.tokens, size=weights)
+        every = torch.arange(hidden.shape[0], device=hidden.device) if rows is None else rows
+        hidden = hidden.index_put((every.unsqueeze(1), kept), mixed)
+        if weights is not None:
+            whole = torch.ones(hidden.shape[:2], device=hidden.device) if size is None else size
+            size = whole.index_put((every.unsqueeze(1), kept), weights)
+        return reduction, kept, hidden, size
+
+    def _let_go(self, hidden: Tensor, keep: Tensor, before: Stretch, after: Stretch) -> Tensor:
+        """Gather all that belongs to the tokens that stay. Rows that lose more are filled up with tokens that no other
+        sees, so that the batch stays rectangular."""
+        stays = [int(hidden.shape[1]) - n + k for n, k in zip(before.left, after.left, strict=True)]
+        length = max(stays)
+        index = marked_places(keep, length)
+        valid = None if before.valid is None else before.valid.gather(1, index)
+        if min(stays) < length:
+            filled = keep.gather(1, index)
+            valid = filled if valid is None else filled & valid
+        after.base = index if before.base is None else before.base.gather(1, index)
+        after.valid = valid
+        after.rotary = _take_rotary(before.rotary, index)
+        after.size = None if after.size is None else after.size.gather(1, index)
+        after.louder = None if after.louder is None else after.louder.gather(1, index)
+        return take_tokens(hidden, index)
+
+    # -- what a method may look at --------------------------------------------------------------------------------
+
+    def _at_base(self, what: Tensor, stretch: Stretch) -> Tensor:
+        """(B, L0) facts of layer 0's sequence -> of the tokens that are left."""
+        return what if stretch.base is None else what.gather(1, stretch.base)
+
+    def _vision(self, stretch: Stretch) -> Tensor:
+        assert self.layout.vision is not None
+        vision = self._at_base(self.layout.vision, stretch)
+        return vision if stretch.valid is None else vision & stretch.valid
+
+    def asked(self, vision: Tensor, valid: Tensor | None) -> Tensor:
+        """(B, L) bool: the question, see `question_mask`."""
+        return question_mask(vision, valid)
+
+    def _origin(self, stretch: Stretch) -> Tensor:
+        assert self.layout.origin is not None
+        return self._at_base(self.layout.origin, stretch)
+
+    def _view(self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor) -> TokenView:
+        assert self._embeds is not None
+        assert self.layout.vision is not None
+        embeds = _rows(self._embeds, rows)
+        base = None if before.base is None else _rows(before.base, rows)
+        asked = self.asked(self.layout.vision, self.layout.valid)
+        asked = _rows(self._at_base(asked, before), rows)
+        count = int(asked.sum(dim=1).max())
+        text = marked_places(asked, count) if count else None
+        sentence = self._sentence(index, _rows(hidden, rows), before, rows, place, text, asked)
+        queries: Callable[[int | None], Tensor] = lambda _: sentence.queries(place)  # noqa: E731
+        size = None if before.size is None else _rows(before.size, rows).gather(1, place)
+
+        def at_start(where: Tensor) -> Tensor:
+            """Tokens at these places as they entered layer 0."""
+            return take_tokens(embeds, where if base is None else base.gather(1, where))
+
+        def keys(_: int | None) -> Tensor:
+            k = sentence.keys
+            heads = sentence.queries(place[:, :1]).shape[1]
+            picked = (place + sentence.past)[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
+            return k.gather(2, picked).repeat_interleave(heads // k.shape[1], dim=1)
+
+        return TokenView(
+            take_tokens(_rows(hidden, rows), place), queries, keys, scale=sentence.scale, prefix=0, has_cls=False,
+            size=size, origin=_rows(self._origin(before), rows).gather(1, place),
+            depth=index / self.attachment.depth, text=None if text is None else at_start(text),
+            project=lambda _: at_start(place), text_valid=None if text is None else asked.gather(1, text),
+            sentence=sentence, stage="decoder",
+        )  # fmt: skip
+
+    def _sentence(
+        self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor, text: Tensor | None,
+        asked: Tensor,
+    ) -> Sentence:  # fmt: skip
+        told: dict[str, Any] = {
+            "text": text, "text_valid": None if text is None else asked.gather(1, text),
+            "states": lambda where: take_tokens(hidden, where),
+        }  # fmt: skip
+        if index not in self._before:  # a cut at layer 0
+
+            def nothing(*_: object) -> Tensor:
+                raise OptionError("at=0: no layer comes before it whose attention could be looked at; give at >= 1")
+
+            return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1], **told)
+        layer, entered, rotary, cache = self._before[index]
+        entered = _rows(entered, rows)
+        cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
+        start = max((at for at in (0, *self.attachment.at) if at < index), default=0)
+        valid, louder = self.memory.valid.get(start), self.memory.louder.get(start)
+        past = 0
+
+        def queries(where: Tensor) -> Tensor:
+            return layer.sieve_queries(take_tokens(entered, where), *_take_rotary((cos, sin), where))
+
+        if cache is not None:
+            found = cache.layers[index - 1].keys
+            past = found.shape[2] - entered.shape[1]
+            keys = lambda: _rows(found, rows)  # noqa: E731
+        else:
+            keys = _once(lambda: layer.sieve_keys(entered, cos, sin))
+        length = entered.shape[1]
+        if before.valid is None:
+            last = torch.full((entered.shape[0],), length - 1, device=entered.device)
+        else:
+            last = (_rows(before.valid, rows) * torch.arange(length, device=entered.device)).amax(dim=1)
+        return Sentence(
+            queries, keys, scale=layer.sieve_scale(), vision=place, last=last,
+            valid=None if valid is None else _rows(valid, rows), past=past,
+            louder=None if louder is None else _rows(louder, rows), **told,
+        )  # fmt: skip
+
+    # -- what is noted --------------------------------------------------------------------------------------------
+
+    def _note_all(self, index: int, stretch: Stretch) -> None:
+        vision, widest = self._vision(stretch), max(stretch.left, default=0)
+        place = marked_places(vision, widest)
+        self.kept[index] = self._origin(stretch).gather(1, place).masked_fill(~vision.gather(1, place), -1)
+
+    def _note(self, index: int, before: Stretch, found: list[Found]) -> None:
+        """kept: (B, K) numbers of the vision tokens that stay, -1 where a row has fewer; scores on the whole prompt."""
+        origin = self._origin(before)
+        batch, widest = origin.shape[0], max(kept.shape[1] for _, _, kept, _ in found)
+        total = int(self.layout.origin.max()) + 1 if self.layout.origin is not None else 0
+        noted = torch.full((batch, widest), -1, dtype=torch.int64, device=origin.device)
+        scores = torch.full((batch, total), torch.nan, device=origin.device)
+        scored = False
+        for members, place, kept, reduction in found:
+            rows = torch.tensor(members, device=origin.device)
+            noted[rows, : kept.shape[1]] = origin[rows].gather(1, kept)
+            if reduction is not None and reduction.scores is not None:
+                scores[rows.unsqueeze(1), origin[rows].gather(1, place)] = reduction.scores.detach().float()
+                scored = True
+        self.kept[index] = noted
+        self.reductions[index] = [reduction for *_, reduction in found if reduction is not None]
+        if scored:
+            self.scores[index] = scores
+
+
+def _mark(mask: Tensor, rows: Tensor | None, place: Tensor) -> Tensor:
+    """mask (B, L) with True at `place` (b, K) of the rows."""
+    every = torch.arange(mask.shape[0], device=mask.device) if rows is None else rows
+    return mask.index_put((every.unsqueeze(1), place), torch.ones((), dtype=torch.bool, device=mask.device))
+
+
+def _once(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    found: list[Tensor] = []
+
+    def get() -> Tensor:
+        if not found:
+            found.append(compute())
+        return found[0]
+
+    return get

@@ -1,0 +1,208 @@
+"""Run transformer blocks with a cut between attention and MLP, without touching a class.
+
+How it works. While attached, the list that holds the blocks and the blocks themselves carry another class (per
+instance: `module.__class__`), which is put back on removal. Iterating the list starts a `Run`, the state of one
+forward, and yields every block bound to it. So the model's own loop stays in charge (checkpointing, hooks, hidden
+states, intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared
+between forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
+
+Imports core only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tokensieve.core.reduction import Reduction, take_tokens
+from tokensieve.core.view import TokenView
+from tokensieve.errors import UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tokensieve.models.handle import Attachment
+
+__all__ = ["Attended", "Run", "SievedBlocks", "State", "fusing_runs"]
+
+
+class State(NamedTuple):
+    """What enters a block beside the tokens. None stands for "as at the start": one patch each, all of them there."""
+
+    size: Tensor | None = None  # (B, N+M) patches each token stands for
+    bias: Tensor | None = None  # (B, P+N+M) on every row of logits: log of the sizes, as far as they count
+    origin: Tensor | None = None  # (B, N) index of each patch in the full grid
+    made: int = 0  # tokens at the end that are no patches
+    exists: Tensor | None = None  # (B, N+M) 0 to 1, how far each token is there; only while a selection is trained
+
+
+class Attended(NamedTuple):
+    """What the attention of a block leaves behind, and a cut is decided by."""
+
+    tokens: Tensor  # (B, L, D) the residual stream
+    q: Tensor  # (B, H, L, d)
+    k: Tensor
+    scale: float  # of the logits
+    bias: Tensor | None = None  # (B, L) on every row of logits
+    log_sum: Tensor | None = None  # (B, H, L) of each row
+
+
+class Run:
+    """One forward: the state before each block, and what was decided at the cuts. Never reused."""
+
+    def __init__(self, attachment: Attachment) -> None:
+        self.attachment = attachment
+        self.owner: SievedBlocks | None = None  # the list whose last run it becomes with its first block
+        self.patches = 0  # at the start; set by the first block
+        self.counts: dict[int, int] = {}  # block -> patches after its cut
+        self.states: dict[int, State] = {0: State()}
+        self.reductions: dict[int, Reduction] = {}
+        self.kept: dict[int, Tensor] = {}
+        self.leaving: dict[int, int] = {}  # block -> tokens that leave it
+        self.pooled = 0  # tokens that the tower's pooling gets
+        self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
+
+    def enter(self, block: int, x: Tensor) -> State:
+        """The state before `block`, into which x (B, L, D) goes."""
+        if not self.leaving and not self.counts:
+            self.patches = x.shape[1] - self.attachment.prefix
+            self.counts = self.attachment.counts(self.patches)
+        return self.states[block]
+
+    def cut(self, block: int, seen: Attended) -> Tensor:
+        """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
+        state = self.states[block]
+        reduction, origin = self.decide(block, seen)
+        out, size = reduction.apply(seen.tokens, self.attachment.prefix, state.made, state.size)
+        made = state.made if reduction.extra is None else reduction.extra.shape[1]
+        self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
+        return out
+
+    def decide(self, block: int, seen: Attended) -> tuple[Reduction, Tensor]:
+        """Ask the method, and note what it says."""
+        method, state = self.attachment.method, self.states.get(block, State())
+        learns = method.differentiable and torch.is_grad_enabled()
+        with torch.set_grad_enabled(learns):
+            view = self.view(block, state, seen)
+            reduction = method.reduce(view, self.counts[block])
+            origin = view.origin.gather(1, reduction.keep)  # also says so where an index is none
+        self.reductions[block] = reduction.detached() if learns else reduction  # no graph outlives its forward
+        self.kept[block] = origin
+        return reduction, origin
+
+    def view(self, block: int, state: State, seen: Attended) -> TokenView:
+        """What the method may look at."""
+        at = self.attachment
+        return TokenView(
+            seen.tokens, seen.q, seen.k, scale=seen.scale, prefix=at.prefix, has_cls=at.has_cls, made=state.made,
+            size=state.size, bias=seen.bias, log_sum=seen.log_sum, origin=state.origin, depth=block / at.depth,
+            text=at.text, project=at.project,
+        )  # fmt: skip
+
+    def log_sizes(self, size: Tensor | None) -> Tensor | None:
+        """(B, P+N+M) log of the sizes (B, N+M), as far as they count; 0 for the prefix."""
+        weight, prefix = float(self.attachment.method.proportional), self.attachment.prefix
+        if size is None or not weight:
+            return None
+        return F.pad(size.log() * weight, (prefix, 0))
+
+    def bias(self, state: State) -> Tensor | None:
+        """(B, P+N+M) what is added to every row of logits in a block with this state."""
+        return state.bias
+
+    def leave(self, block: int, x: Tensor) -> Tensor:
+        """Note what leaves `block`. After the last one, give merged patches back to a tower that pools over patches."""
+        self.leaving[block] = x.shape[1]
+        at = self.attachment
+        if block < at.depth - 1:
+            return x
+        if at.pools_patches and self.states[block + 1].size is not None:
+            x = self.unmerge(x)
+        self.pooled = x.shape[1]
+        return x
+
+    def slots(self) -> Tensor:
+        """(B, N) for each patch of the full grid the slot it ended in, -1 where it was dropped."""
+        slot: Tensor | None = None
+        before = self.patches
+        for block in sorted(self.reductions):
+            step = self.reductions[block].slots(before)
+            if slot is None:
+                slot = step
+            else:
+                slot = torch.where(slot >= 0, step.gather(1, slot.clamp_min(0)), slot)
+            before = self.reductions[block].keep.shape[1]
+        assert slot is not None
+        return slot
+
+    def unmerge(self, x: Tensor) -> Tensor:
+        """(B, P+K+M, D) -> (B, P+N+M, D): every patch gets the token it was merged into.
+
+        A mean over that is the mean weighted by size, and a key that stands n times is one with log n on its logit: so
+        any pooling over patches does the right thing, untouched.
+        """
+        if any(reduction.into is None for reduction in self.reductions.values()):
+            raise UnsupportedModelError("this tower pools over patches: a method may merge them or drop them, not both")
+        prefix = self.attachment.prefix
+        lead = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
+        made = self.states[self.attachment.depth].made
+        tail = torch.arange(x.shape[1] - made, x.shape[1], device=x.device).expand(x.shape[0], -1)
+        return take_tokens(x, torch.cat([lead, self.slots() + prefix, tail], dim=1))
+
+
+class Bound:
+    """A block that knows the run it belongs to. Otherwise it is the block."""
+
+    def __init__(self, block: nn.Module, run: Run) -> None:
+        self.block, self.run = block, run
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        run = self.run
+        if run.owner is not None:
+            run.owner.last, run.owner = run, None
+        if hasattr(self.block, "_sieve_index"):
+            return self.block(*args, run=run, **kwargs)
+        return self.block(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.block, name)
+
+
+class SievedBlocks(nn.ModuleList):
+    """The list of blocks while attached. Iterating it starts a run. Takes the place of a ModuleList or a Sequential.
+
+    Not a Sequential itself: timm's `checkpoint_seq` would take its children one by one, past the run.
+    """
+
+    attachment: Attachment
+    last: Run | None
+
+    def bound(self) -> list[Bound]:
+        """All blocks, bound to a new run, which becomes the last one when a block is called: looking is no forward."""
+        run = self.attachment.new_run(self.attachment)
+        if self.attachment.mode == "fuse":
+            fusing_runs.get([]).append(run)
+        if not torch.compiler.is_exporting():
+            run.owner = self
+        blocks = [block for block in self._modules.values() if block is not None]
+        return [Bound(block, run) for block in blocks]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.bound())
+
+    def __getitem__(self, index: Any) -> Any:
+        blocks = list(self._modules.values())
+        return self.bound()[index] if isinstance(index, slice) else blocks[index]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.bound():
+            x = block(x)
+        return x
+
+
+# How a fusing tower gets hold of the run of its own forward, in its own thread. Only mode="fuse" reads it:
+# torch.compile breaks its graph here.
+fusing_runs: ContextVar[list[Run]] = ContextVar("fusing_runs")

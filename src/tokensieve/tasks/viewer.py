@@ -1,0 +1,158 @@
+"""What methods keep of real photos, as plain arrays that `results.pictures` draws.
+
+    viewer = load_viewer("vit-s14")
+    by_block = viewer.look([photo], Request("anchor", keep=0.4))[0]    # block -> Selection
+
+May import: torch, adapters, zoo, open_clip (inside functions).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from tokensieve.core.budget import Keep
+from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.models.attach import Mode, attach
+from tokensieve.report.pictures import Selection
+from tokensieve.tasks.bench.models import check_model
+from tokensieve.utils.torchvision import declare_missing_schemas
+
+__all__ = ["DEFAULT_MODEL", "Request", "Viewer", "find_photos", "load_viewer", "sample_photos"]
+
+DEFAULT_MODEL = "vit-s14"
+_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
+_SAMPLES = (0, 7, 17, 4)  # of twenty: one subject small, large and spread out, and several subjects
+
+
+@dataclass(frozen=True)
+class Request:
+    """One method with its budget and options, as `attach` takes them."""
+
+    method: str
+    keep: Keep | None = None
+    keep_average: int | float | None = None
+    at: Sequence[int] | None = None
+    schedule: str | None = None
+    mode: Mode = "prune"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def budget(self) -> str:
+        """As typed: "keep 0.4", or nothing where the method's own options say it."""
+        if self.keep_average is not None:
+            return f"average {self.keep_average}"
+        return "" if self.keep is None else f"keep {self.keep}"
+
+    @property
+    def label(self) -> str:
+        """As typed: "anchor, keep 0.4, k=8"."""
+        options = (f"{name}={value}" for name, value in self.options.items())
+        return ", ".join(part for part in (self.method, self.budget, *options) if part)
+
+
+@dataclass(frozen=True)
+class Viewer:
+    """A model, and how a photo gets into it. mean, std: undone to show the photo as the model sees it."""
+
+    name: str
+    model: nn.Module
+    preprocess: Callable[[Image.Image], Tensor]
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def shown(self, photo: Image.Image) -> Image.Image:
+        """The part of the photo that the model sees, at the size it sees it."""
+        pixels = self.preprocess(photo) * torch.tensor(self.std)[:, None, None]
+        pixels = (pixels + torch.tensor(self.mean)[:, None, None]).clamp(0, 1) * 255
+        return Image.fromarray(pixels.round().byte().permute(1, 2, 0).numpy())
+
+    def look(self, photos: Sequence[Image.Image], request: Request) -> list[dict[int, Selection]]:
+        """For each photo: block -> what is kept after it, for every block where patches leave."""
+        encode = getattr(self.model, "encode_image", self.model)
+        images = torch.stack([self.preprocess(photo) for photo in photos])
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="nothing is reduced")  # the picture shows it
+            handle = attach(
+                self.model, request.method, keep=request.keep, keep_average=request.keep_average, at=request.at,
+                schedule=request.schedule, mode=request.mode, **request.options,
+            )  # fmt: skip
+        with handle, torch.inference_mode():
+            encode(images)
+            kept, scores, grid = handle.kept, handle.scores, handle.grid
+            if not kept:  # a budget that keeps all
+                everything = torch.arange(handle.patches).expand(len(photos), -1)
+                kept = {handle.depth - 1: everything}
+        return [
+            {block: _selection(request.label, block, grid, kept[block][i], scores.get(block), i) for block in kept}
+            for i in range(len(photos))
+        ]
+
+
+def _selection(
+    label: str, block: int, grid: tuple[int, int], kept: Tensor, scores: Tensor | None, image: int
+) -> Selection:
+    mask = np.zeros(grid[0] * grid[1], dtype=np.bool_)
+    mask[kept.numpy()] = True
+    drawn = None if scores is None else scores[image].double().numpy().reshape(grid)
+    return Selection(label, block, mask.reshape(grid), drawn)
+
+
+def load_viewer(name: str = DEFAULT_MODEL, pretrained: str | None = None) -> Viewer:
+    """The real ViT-S/14 ("vit-s14"), or any open_clip model with weights from a checkpoint file."""
+    declare_missing_schemas()
+    if name == DEFAULT_MODEL:
+        if pretrained:
+            raise OptionError(f"{DEFAULT_MODEL} brings its own weights: leave out --pretrained, or name a model")
+        from tokensieve.zoo.vit_s14 import MEAN, STD, preprocess, vit_s14_openclip
+
+        return Viewer(name, vit_s14_openclip(), preprocess(), MEAN, STD)
+    check_model(name)
+    if not pretrained or not Path(pretrained).is_file():
+        said = f"{pretrained} is no file" if pretrained else "none is named"
+        raise MissingMaterialError(f"model {name!r} needs weights, and {said}: give --pretrained FILE")
+    import open_clip
+
+    try:
+        model, _, preprocess_image = open_clip.create_model_and_transforms(name, pretrained=pretrained)
+    except Exception as error:  # whatever a broken or foreign checkpoint makes the loader raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise MissingMaterialError(f"cannot load {pretrained} into {name}: {reason}") from None
+    visual = model.visual
+    return Viewer(name, model.eval(), preprocess_image, visual.image_mean, visual.image_std)
+
+
+def sample_photos() -> list[Path]:
+    """Four ImageNet photos that lie in the installed package foolbox, which is not imported."""
+    spec = importlib.util.find_spec("foolbox")
+    folder = Path(spec.origin).parent / "data" if spec and spec.origin else None
+    found = sorted(folder.glob("imagenet_*.jpg")) if folder else []
+    if len(found) <= max(_SAMPLES):
+        raise MissingMaterialError(
+            "no sample photos here: run `pip install --no-deps foolbox==3.3.4`, or give --photos FILE_OR_FOLDER, "
+            "or --no_pictures"
+        )
+    return [found[i] for i in _SAMPLES]
+
+
+def find_photos(paths: Sequence[str | Path], most: int = 8) -> list[Path]:
+    """Files as given, and the first `most` images of each folder by name."""
+    found: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            images = sorted(p for p in path.iterdir() if p.suffix.lower() in _ENDINGS)
+            if not images:
+                raise MissingMaterialError(f"no image in folder {path}")
+            found += images[:most]
+        else:
+            found.append(path)
+    return found
