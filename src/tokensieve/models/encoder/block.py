@@ -1,37 +1,17 @@
-"""One block with a cut between attention and MLP. Imports run and core."""
+"""One block with a cut between attention and MLP. Imports attention, run and core."""
 
 from __future__ import annotations
 
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.models.encoder.attention import attend
 from tokensieve.models.encoder.run import Attended, Run, State
 
-__all__ = ["SievedBlock", "attend"]
-
-
-def attend(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float, log_sum: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Fused attention of (B, H, L, d); with `log_sum` also each row's log-sum-exp (B, H, L), where the kernel has it.
-
-    On CPU that is the kernel which scaled_dot_product_attention takes anyway, called by its name. Elsewhere, in
-    training with dropout and in export it is None, and a view that needs it computes it.
-    """
-    mask = None if bias is None else bias.view(-1, 1, 1, bias.shape[1])
-    if mask is not None and mask.dtype != q.dtype:
-        mask = mask.to(q.dtype)
-    if log_sum and dropout == 0.0 and q.device.type == "cpu" and not torch.compiler.is_exporting():
-        if mask is not None:
-            mask = mask.expand(-1, q.shape[1], q.shape[2], -1)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, sums = kernel(q, k, v, dropout, False, attn_mask=mask, scale=scale)
-        return out, sums
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale), None
+__all__ = ["SievedBlock"]
 
 
 class SievedBlock:
