@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import naive_forward as naive
 import pytest
 import torch
 import torch.nn.functional as F
 
 import tokensieve
+from helpers import naive_forward as naive
 from tokensieve import Reduction, TokenView
 from tokensieve.core.select import strided
 from tokensieve.testing import TinyModel, tiny_model, tiny_models

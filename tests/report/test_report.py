@@ -249,7 +249,8 @@ def test_listed() -> None:
 
 
 def test_needs_no_torch() -> None:
-    code = "import sys, tokensieve.report as r; r.build_page('t', r.eval_sections([]), 0)"
+    code = "import sys, tokensieve.report as r; from tokensieve.tasks.sections import eval_sections"
+    code += "; r.build_page('t', eval_sections([]), 0)"
     code += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

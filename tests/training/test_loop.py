@@ -20,7 +20,7 @@ from tokensieve.training import FitConfig, Step, fit, warmup_cosine
 from tokensieve.training.checkpoint import checkpoints_in, load_checkpoint, save_checkpoint
 from tokensieve.training.loop import seed_of_step
 
-SCRIPT = Path(__file__).with_name("toy_task.py")
+SCRIPT = Path(__file__).parents[1] / "helpers" / "toy_task.py"
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 

@@ -22,7 +22,7 @@ from tokensieve.training import distributed
 from tokensieve.training.loop import seed_of_step
 
 ENV = {**os.environ, "OMP_NUM_THREADS": "1"}
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1] / "helpers"
 
 
 def free_port() -> str:

@@ -165,7 +165,7 @@ def adapter_bytes(networks: ScoringNetworks, facts: Mapping[str, Any], half: boo
 def adapter_file(path: str | Path) -> Path:
     """The file of an adapter that is given by its path, or by the name of the one that is shipped."""
     if path == SHIPPED:
-        return Path(str(resources.files("tokensieve.methods") / "data" / f"{SHIPPED}.safetensors"))
+        return Path(str(resources.files("tokensieve.methods.trained") / "data" / f"{SHIPPED}.safetensors"))
     return Path(path)
 
 
