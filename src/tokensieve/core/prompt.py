@@ -16,7 +16,8 @@ __all__ = ["Sentence"]
 class Sentence:
     """A prompt of L tokens at one cut, N of them vision tokens, and the attention of the layer that comes before.
 
-    Queries are worked out for the rows that are asked for: one row for the last token, never a map of L x L.
+    Or that of the next layer on all the tokens that are still there: a method's `reads_next_layer`. Queries
+    are worked out for the rows that are asked for: one row for the last token, never a map of L x L.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Sentence:
         valid: Tensor | None = None,
         past: int = 0,
         states: Callable[[Tensor], Tensor] | None = None,
+        came: Callable[[Tensor], Tensor] | None = None,
         louder: Tensor | None = None,
     ) -> None:
         """queries: (B, R) places -> (B, H, R, d), rotated. keys: () -> (B, G, S, d), rotated; H is a multiple of G.
@@ -39,15 +41,17 @@ class Sentence:
         S = past + L: `past` keys of an earlier turn come first. vision: (B, N) and text: (B, T) places in 0..L-1;
         text_valid: (B, T), False where a row of the batch has fewer; last: (B,) the place of the last token.
         valid: (B, S), False for padding. None: all count. states: (B, R) places -> (B, R, D), the residual stream.
+        came: the same as it entered the layer before the cut.
         louder: (B, S) what the layer added to the logits of each key, for the tokens it stands for.
         """
         self._queries, self._keys, self.scale = queries, keys, scale
         self.vision, self.last, self.text, self.text_valid = vision, last, text, text_valid
         self.valid, self.past, self._states, self.louder = valid, past, states, louder
+        self._came = came
 
     @property
     def keys(self) -> Tensor:
-        """(B, G, S, d) keys of the layer before, of G groups of heads."""
+        """(B, G, S, d) keys of that layer, of G groups of heads."""
         return self._keys()
 
     def queries(self, rows: Tensor) -> Tensor:
@@ -60,8 +64,14 @@ class Sentence:
             raise ValueError("this sentence was made without its tokens' states")
         return self._states(rows)
 
+    def states_before(self, rows: Tensor) -> Tensor:
+        """(B, R, D) the same tokens as they entered the layer before the cut."""
+        if self._came is None:
+            raise ValueError("this sentence was made without its tokens' states before the layer")
+        return self._came(rows)
+
     def attention(self, rows: Tensor) -> Tensor:
-        """(B, R, N) attention that the tokens at `rows` (B, R) pay to each vision token: what the layer did.
+        """(B, R, N) attention that the tokens at `rows` (B, R) pay to each vision token in that layer.
 
         Softmax over all keys that a row may see, mean over heads; rows sum to less than 1.
         """

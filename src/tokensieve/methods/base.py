@@ -44,6 +44,7 @@ class Method(ABC):
     stages: ClassVar[tuple[str, ...]] = STAGES  # where it can work
     reads_text: ClassVar[bool] = False  # looks at view.text where there is one
     reads_attention: ClassVar[bool] = False  # inside a language model: needs a layer before it
+    reads_next_layer: ClassVar[bool] = False  # there, attention is that of the layer after the cut, on all tokens
 
     @abstractmethod
     def reduce(self, view: TokenView, keep: int) -> Reduction:

@@ -18,12 +18,17 @@ class PyramidDrop(Selector):
     """Cut at a quarter, a half and three quarters of the language model, by the same share each time.
 
     The paper's 8 / 16 / 24 of 32 layers keep 50 / 25 / 12.5 %: keep=0.125. Scored by the attention of the prompt's last
-    token in the layer before the cut.
+    token, mean over heads, computed with the queries and keys of the layer that comes next (the first that runs on
+    fewer tokens) from the hidden states at the cut: one row more than the model computes, and that layer's keys twice.
+
+    Departs: the tokens that stay keep their positions; the released code numbers them anew.
+    Departs: the share is what the budget asks for, the same at each cut.
     """
 
     schedule: ClassVar[str] = "geometric"
     stages: ClassVar[tuple[str, ...]] = ("decoder",)
     reads_attention: ClassVar[bool] = True
+    reads_next_layer: ClassVar[bool] = True
 
     def layers(self, depth: int) -> tuple[int, ...]:
         return tuple(sorted({max(1, depth * quarter // 4) for quarter in (1, 2, 3)} & set(range(1, depth))))

@@ -194,6 +194,39 @@ def test_fastv_keeps_what_the_last_token_attends_to_in_the_layer_before() -> Non
         assert kept.tolist() == sorted(row.topk(9).indices.tolist())
 
 
+@pytest.mark.parametrize("tiny", [SDPA, EAGER, tiny_llava(kv_heads=4, seed=3)], ids=["sdpa", "eager", "heads"])
+def test_pyramiddrop_ranks_by_the_layer_that_comes_next(tiny) -> None:
+    """Each cut by the map of the layer it stands before, in a decoder that keeps what this cut removes."""
+    prompts = tiny.prompts(ONE)
+    with torch.no_grad(), tokensieve.attach(tiny.model, "pyramiddrop", keep=[20, 12, 6]) as handle:
+        out = tiny.model(**prompts)
+        kept, scores = handle.kept, handle.scores
+        tiny.model(**prompts, use_cache=False)
+        assert all(torch.equal(handle.kept[layer], kept[layer]) for layer in kept)
+        more = tiny.prompts([(2, 1, 4)], seed=7)
+        mask = torch.cat([prompts["attention_mask"], more["attention_mask"]], dim=1)
+        tiny.model(**more | {"attention_mask": mask}, past_key_values=out.past_key_values)
+        kept_later, scores_later = handle.kept, handle.scores
+    assert list(kept) == [1, 3, 4]
+    first, places = full_embeds(tiny.model, prompts["input_ids"], prompts["pixel_values"])
+    second, later = full_embeds(tiny.model, more["input_ids"], more["pixel_values"])
+    gone, both = gone_places(kept, places), gone_places(kept_later, later + len(first))
+    left, told_apart = torch.arange(36), 0
+    for cut, count in zip(kept, [20, 12, 6], strict=True):
+        _, maps = masked_decoder(tiny.model, first, {layer: gone[layer] for layer in gone if layer < cut})
+        assert torch.allclose(scores[cut][0, left].double(), maps[cut][-1, places[left]], atol=1e-5)
+        left, before = (left[m[-1, places[left]].topk(count).indices].sort().values for m in (maps[cut], maps[cut - 1]))
+        assert kept[cut][0].tolist() == left.tolist()
+        told_apart += left.tolist() != before.tolist()
+        # the second turn: the first turn's keys are those that its own cut left to this layer
+        whole = {layer: torch.cat([gone[layer], both[layer]]) if layer < cut else gone[layer] for layer in gone}
+        _, maps = masked_decoder(tiny.model, torch.cat([first, second]), whole)
+        seen = ~scores_later[cut][0].isnan()
+        row = maps[cut][-1, (later + len(first))[seen]]
+        assert torch.allclose(scores_later[cut][0, seen].double(), row, atol=1e-5)
+    assert told_apart
+
+
 def test_original_positions_are_kept_and_renumbering_moves_them_up() -> None:
     prompts = SDPA.prompts(ONE)
     for positions in ("original", "renumber"):

@@ -298,7 +298,7 @@ class Pass:
         asked = _rows(self._at_base(asked, before), rows)
         count = int(asked.sum(dim=1).max())
         text = marked_places(asked, count) if count else None
-        sentence = self._sentence(index, _rows(hidden, rows), before, rows, place, text, asked)
+        sentence = self._sentence(index, hidden, before, rows, place, text, asked)
         queries: Callable[[int | None], Tensor] = lambda _: sentence.queries(place)  # noqa: E731
         size = None if before.size is None else _rows(before.size, rows).gather(1, place)
 
@@ -326,7 +326,7 @@ class Pass:
     ) -> Sentence:  # fmt: skip
         told: dict[str, Any] = {
             "text": text, "text_valid": None if text is None else asked.gather(1, text),
-            "states": lambda where: take_tokens(hidden, where),
+            "states": lambda where: take_tokens(_rows(hidden, rows), where),
         }  # fmt: skip
         if index not in self._before:  # a cut at layer 0
 
@@ -334,23 +334,23 @@ class Pass:
                 raise OptionError("at=0: no layer comes before it whose attention could be looked at; give at >= 1")
 
             return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1], **told)
-        layer, entered, rotary, cache = self._before[index]
+        _, came, _, _ = self._before[index]
+        told["came"] = lambda where: take_tokens(_rows(came, rows), where)
+        layer, entered, rotary, cached, past, valid, louder = self._ranked_by(index, hidden, before)
         entered = _rows(entered, rows)
         cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
-        start = max((at for at in (0, *self.attachment.at) if at < index), default=0)
-        valid, louder = self.memory.valid.get(start), self.memory.louder.get(start)
-        past = 0
 
         def queries(where: Tensor) -> Tensor:
             return layer.sieve_queries(take_tokens(entered, where), *_take_rotary((cos, sin), where))
 
-        if cache is not None:
-            found = cache.layers[index - 1].keys
-            past = found.shape[2] - entered.shape[1]
-            keys = lambda: _rows(found, rows)  # noqa: E731
-        else:
-            keys = _once(lambda: layer.sieve_keys(entered, cos, sin))
         length = entered.shape[1]
+
+        def every_key() -> Tensor:
+            known = [] if cached is None else [_rows(cached, rows)]
+            new = past + length - sum(part.shape[2] for part in known)
+            return torch.cat([*known, layer.sieve_keys(entered, cos, sin)], dim=2) if new else known[0]
+
+        keys = _once(every_key)
         if before.valid is None:
             last = torch.full((entered.shape[0],), length - 1, device=entered.device)
         else:
@@ -360,6 +360,23 @@ class Pass:
             valid=None if valid is None else _rows(valid, rows), past=past,
             louder=None if louder is None else _rows(louder, rows), **told,
         )  # fmt: skip
+
+    def _ranked_by(self, index: int, hidden: Tensor, before: Stretch) -> tuple[Any, ...]:
+        """The layer whose attention the cut before layer `index` is ranked by: the one before, or the next on all the
+        tokens that are still there. Layer, its input, rotation, cached keys (with the new tokens' where it has run),
+        how many are of earlier turns, and for all keys which count and what is added to their logits."""
+        layer, entered, rotary, cache = self._before[index]
+        assert self.attachment.second is not None
+        if not self.attachment.second.reads_next_layer:
+            start = max((at for at in (0, *self.attachment.at) if at < index), default=0)
+            cached = None if cache is None else cache.layers[index - 1].keys
+            past = 0 if cached is None else cached.shape[2] - entered.shape[1]
+            return layer, entered, rotary, cached, past, self.memory.valid.get(start), self.memory.louder.get(start)
+        (batch, here), past = hidden.shape[:2], past_length(cache, index)
+        valid = join_keys(self.memory.valid.get(index), before.valid, batch, past, here, hidden, True)
+        louder = join_keys(self.memory.louder.get(index), before.louder, batch, past, here, hidden, 0.0)
+        cached = cache.layers[index].keys if past else None
+        return list(self.attachment.blocks.children())[index], hidden, before.rotary, cached, past, valid, louder
 
     # -- what is noted --------------------------------------------------------------------------------------------
 
