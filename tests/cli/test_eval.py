@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tokensieve.cli import eval as command
-from tokensieve.cli.clip_flags import parse, sieve_config
 from tokensieve.cli.main import main
 from tokensieve.errors import TokensieveError
 from tokensieve.tasks.clip.config import SieveConfig
+from tokensieve.tasks.clip.flags import parse, sieve_config
 
 NAMED = ["--model", "ViT-B-32", "--pretrained", "openai", "--dataset", "cifar10"]
 

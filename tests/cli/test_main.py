@@ -10,9 +10,9 @@ import pytest
 
 from tokensieve.cli import bench
 from tokensieve.cli.main import COMMANDS, main
-from tokensieve.cli.parser import Parser, take_pairs
 from tokensieve.methods.registry import list_methods
 from tokensieve.records import new_record, read_record
+from tokensieve.tasks.arguments import Parser, take_pairs
 from tokensieve.tasks.bench.config import SHARE_METHODS, BenchConfig
 
 

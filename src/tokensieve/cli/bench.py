@@ -11,9 +11,9 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import Any
 
-from tokensieve.cli.parser import keep_number
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.records import Record, check_writable, write_record
+from tokensieve.tasks.arguments import keep_number
 from tokensieve.tasks.bench.config import METHODS, MODELS, PARTS, BenchConfig, quick
 
 EPILOG = """examples:

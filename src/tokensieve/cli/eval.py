@@ -1,31 +1,19 @@
-"""Run the CLIP benchmark with token reduction: accuracy, and the speed measured in the same run.
-
-Stands on clip_benchmark: all its flags pass through, for all five of its tasks. With no model and no data named it runs
-on the embedded ones. `tokensieve eval reid` evaluates re-identification, `tokensieve eval vlm` a LLaVA model; each has
-its own flags and --help.
-"""
+"""`tokensieve eval`, and `tokensieve eval reid|vlm`. The flags are in tasks/*/flags.py."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.clip_flags import add_seed_flags, add_shared_flags, parse, sieve_config
-from tokensieve.cli.parser import Parser, budget, keep_number, show
+from tokensieve.cli.parts import show
 from tokensieve.errors import OptionError, UnknownNameError, nearest
+from tokensieve.tasks.clip.flags import eval_parser, parse, sieve_config
 
 if TYPE_CHECKING:
     from tokensieve.tasks.clip.load import Loader
     from tokensieve.tasks.clip.run import Job
 
 TASKS = ("clip", "reid", "vlm")
-EPILOG = """examples:
-  tokensieve eval                                           the untouched default model
-  tokensieve eval --method sieve --keep 0.5
-  tokensieve eval --dataset cifar10 --model ViT-B-32 --pretrained openai --enable_pruning --k_anchors 10 --top_m 20
-  tokensieve eval --dataset wds/mine --dataset_root DIR --model ViT-B-16 --pretrained FILE --method tome --keep 60
-  tokensieve eval --stream --dataset wds/mine --dataset_root DIR --method sieve --keep 0.4     shard by shard
-  torchrun --nproc_per_node 2 -m tokensieve.cli eval --stream --dataset wds/mine --dataset_root DIR"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,23 +71,6 @@ def _streamed(job: Job, loader: Loader, strict: bool) -> dict[str, Any] | None:
     if result is not None and result["bad_samples"]:
         print(f"{result['bad_samples']} samples of {result['shards']} shards could not be read and do not count")
     return result
-
-
-def eval_parser() -> Parser:
-    """Our own flags of `tokensieve eval`."""
-    parser = Parser(prog="tokensieve eval", description=__doc__, epilog=EPILOG, add_help=False,
-                    usage="tokensieve eval [clip|reid|vlm] [flags]")  # fmt: skip
-    add = parser.add_argument
-    add("--method", metavar="NAME", help="see `tokensieve methods`; none: the untouched model (default: none)")
-    add("--keep", type=budget, metavar="K", help="patches that remain: a count, a ratio, or a list as 0.7,0.5")
-    add("--keep_average", type=keep_number, metavar="K", help="instead: patches that remain on average over the blocks")
-    add("--stream", action="store_true",
-        help="read a local webdataset shard by shard: memory stays flat, the same command goes on after an "
-        "interruption, and the processes of torchrun share the shards out")  # fmt: skip
-    add("--strict", action="store_true", help="with --stream: a sample that cannot be read ends the run")
-    add_shared_flags(parser)
-    add_seed_flags(parser)
-    return parser
 
 
 def show_results(results: Sequence[dict[str, object]]) -> None:

@@ -12,10 +12,10 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tokensieve.cli.clip_flags import add_reduction_flags, add_seed_flags, sieve_config
-from tokensieve.cli.parser import budget, keep_number, take_pairs
 from tokensieve.errors import DataError, OptionError
 from tokensieve.records import cores
+from tokensieve.tasks.arguments import budget, keep_number, take_pairs
+from tokensieve.tasks.clip.flags import add_reduction_flags, add_seed_flags, sieve_config
 
 EPILOG = """examples:
   tokensieve extract clip photos/ -o features/                          the default model, untouched

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 
 from tokensieve._version import VERSION
-from tokensieve.cli.parser import Parser
 from tokensieve.errors import TokensieveError, UnknownNameError, nearest
+from tokensieve.tasks.arguments import Parser
 
 __all__ = ["COMMANDS", "main"]
 

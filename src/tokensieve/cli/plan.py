@@ -10,9 +10,10 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.parser import add_budget_flags, blocks, keep_or_default, option_pairs, show
+from tokensieve.cli.parts import show
 from tokensieve.errors import OptionError
 from tokensieve.records import check_writable, new_record, write_record
+from tokensieve.tasks.arguments import add_budget_flags, blocks, keep_or_default, option_pairs
 from tokensieve.tasks.plan.gpus import GPUS, find_gpu
 from tokensieve.tasks.plan.rates import Rates
 

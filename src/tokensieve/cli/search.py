@@ -1,104 +1,30 @@
-"""Search the settings of token reduction: method, budget, schedule, layers, any option. Nothing is trained.
-
-With two objectives, accuracy and MACs, which is the default, the answer is the Pareto front: a YAML file for each of
-its points, which `tokensieve eval` takes. The study is a file: the same command goes on where it was killed. All flags
-of `tokensieve eval clip|vlm|reid` can be given too: a setting that is given is the same in every trial.
-Training runs are searched by `tokensieve train vlm|reid` with manager_settings.mode: optuna (docs/search.md).
-"""
+"""`tokensieve search`: see tasks/search/flags.py for its flags."""
 
 from __future__ import annotations
 
 import shlex
-from argparse import Namespace
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.parser import Parser, option_pairs, take_pairs
-from tokensieve.cli.searching import add_ray_flags, carry_out, managing
-from tokensieve.errors import OptionError, UnknownNameError, nearest
-
-if TYPE_CHECKING:
-    from tokensieve.search.settings import EvalSearchConfig
-
-TASKS = ("clip", "vlm", "reid")
-EPILOG = """examples:
-  tokensieve search clip --trials 5 --images 40                     the embedded model and data
-  tokensieve search clip --config configs/search_clip.yaml
-  tokensieve search clip --method anchor --objectives accuracy --trials 30 keep=0.4
-  tokensieve search vlm --trials 20 --images 50 --ray
-  tokensieve search reid --checkpoint runs/reid/best.safetensors --trials 20
-  tokensieve report runs/search-clip runs/search-clip/trials -o report.html"""
+from tokensieve.cli.parts import carry_out
+from tokensieve.errors import UnknownNameError, nearest
+from tokensieve.tasks.arguments import option_pairs, take_pairs
+from tokensieve.tasks.search.flags import TASKS, search_config, search_parser, top_parser
 
 
 def main(argv: Sequence[str]) -> int:
     words = list(argv)
     if not words or words[0].startswith("-"):
-        usage = f"tokensieve search {{{','.join(TASKS)}}} [flags]"
-        Parser(prog="tokensieve search", usage=usage, description=__doc__, epilog=EPILOG).parse(words or ["--help"])
+        top_parser().parse(words or ["--help"])
         return 0
     task = words.pop(0)
     if task not in TASKS:
         raise UnknownNameError(f"tokensieve search does not know {task!r}.{nearest(task, TASKS)}")
     args, rest = search_parser(task).parse_known_args(words)
     pairs, rest = take_pairs(rest)
-    config = _config(task, args)  # first: it names the extra that a search needs
+    config = search_config(task, args)  # first: it names the extra that a search needs
 
-    from tokensieve.cli.search_eval import eval_search, task_of
+    from tokensieve.tasks.search.evaluation import eval_search, task_of
 
     fixed = {**config.eval_settings, **task_of(task).given(rest), **option_pairs(pairs)}
     command = shlex.join(["tokensieve", "search", *argv])
     return carry_out(eval_search(task, config, fixed, args.images, command))
-
-
-def search_parser(task: str) -> Parser:
-    """The flags that are the search's own."""
-    usage = f"tokensieve search {task} [flags] [flags of tokensieve eval {task}] [KEY=VALUE ...]"
-    parser = Parser(prog=f"tokensieve search {task}", usage=usage, description=__doc__, epilog=EPILOG)
-    add = parser.add_argument
-    add("--config", type=Path, metavar="FILE", help="YAML with search_settings, as in configs/search_*.yaml")
-    add("--trials", type=int, metavar="N", help="in all, over restarts (default: 50)")
-    add("--objectives", nargs="+", metavar="NAME", help="one or two figures of a run (default: accuracy macs)")
-    if task != "reid":
-        add("--images", type=int, metavar="N", help="of each trial: the first so many (default: 200)")
-    else:
-        parser.set_defaults(images=None)
-    add("--stop-hopeless", "--stop_hopeless", metavar="HOW", help="median, percentile or none (default: median)")
-    add("--study", metavar="FILE", help="in the output folder: .db for SQLite, .log for a journal (default: study.db)")
-    add("--sampler-seed", "--sampler_seed", type=int, metavar="S", help="(default: 0)")
-    add("-o", "--output", type=Path, metavar="DIR", help=f"(default: runs/search-{task})")
-    add_ray_flags(parser)
-    return parser
-
-
-def _config(task: str, args: Namespace) -> EvalSearchConfig:
-    """The file's settings with the flags on top."""
-    if args.trials is not None and args.trials < 1:
-        raise OptionError(f"--trials {args.trials}: at least 1")
-    try:
-        from tokensieve.search.settings import EvalSearchConfig
-        from tokensieve.utils.settings import parse_settings
-        from tokensieve.utils.yaml import read_yaml
-    except ImportError as error:
-        raise OptionError(f'a search needs Optuna and pydantic ({error}): pip install "tokensieve[search]"') from None
-
-    data: Any = read_yaml(args.config) if args.config else {}
-    if not isinstance(data, dict):
-        raise OptionError(f"--config {args.config}: expected sections such as search_settings and eval_settings")
-    flags = {
-        "search_settings": {
-            "n_trials": args.trials, "objectives": args.objectives, "stop_hopeless": args.stop_hopeless,
-            "study": args.study, "sampler_seed": args.sampler_seed,
-        },
-        "manager_settings": managing(args),
-    }  # fmt: skip
-    if args.output is not None:
-        data = {**data, "output_dir": str(args.output)}
-    data = {"output_dir": f"runs/search-{task}", **data}
-    for section, values in flags.items():
-        said = {name: value for name, value in values.items() if value is not None}
-        if said and isinstance(data.get(section) or {}, dict):
-            data = {**data, section: {**(data.get(section) or {}), **said}}
-    manager = data.get("manager_settings") or {}
-    data["manager_settings"] = {"mode": "optuna", **manager} if isinstance(manager, dict) else manager
-    return parse_settings(EvalSearchConfig, data)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.clip_flags import add_shared_flags, parse, refuse_both
 from tokensieve.cli.eval import show_results
-from tokensieve.cli.parser import Parser, keep_number, option_pairs
-from tokensieve.cli.searching import add_ray_flags, managing
 from tokensieve.errors import OptionError, RecordError
+from tokensieve.tasks.arguments import Parser, keep_number, option_pairs
+from tokensieve.tasks.clip.flags import add_shared_flags, parse, refuse_both
+from tokensieve.tasks.search.flags import add_ray_flags, managing
 
 if TYPE_CHECKING:
     from tokensieve.tasks.clip.run import Job

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokensieve.cli.parser import run_part
+from tokensieve.cli.parts import run_part
 
 # word -> the file beside this one that has `add_arguments(parser)`, `run(args)` and EPILOG
 PARTS = {

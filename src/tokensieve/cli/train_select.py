@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from tokensieve.cli.parser import keep_number
 from tokensieve.errors import OptionError
+from tokensieve.tasks.arguments import keep_number
 from tokensieve.utils.progress import bars
 
 EPILOG = """examples:

@@ -68,7 +68,7 @@ def _search(args: Namespace, more: list[str]) -> int:
     """manager_settings.mode optuna or ray: trials, each a run of its own. It goes on by itself where it was."""
     import shlex
 
-    from tokensieve.cli.searching import carry_out
+    from tokensieve.cli.parts import carry_out
     from tokensieve.tasks.vlm.config import SMALL
     from tokensieve.tasks.vlm.search import vlm_search
     from tokensieve.utils.yaml import read_yaml

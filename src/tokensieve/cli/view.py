@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokensieve.cli.parser import add_budget_flags, blocks, keep_or_default, option_pairs
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError
 from tokensieve.records import check_writable, write_whole
+from tokensieve.tasks.arguments import add_budget_flags, blocks, keep_or_default, option_pairs
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -13,7 +13,7 @@ from tokensieve.cli.main import main
 from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.report.studies import read_study
 from tokensieve.search import run_search
-from tokensieve.tasks.trials import watched
+from tokensieve.tasks.search.training import watched
 from tokensieve.tasks.vlm import train as training
 from tokensieve.tasks.vlm.base import save_small_llava
 from tokensieve.tasks.vlm.config import SMALL, load_config

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokensieve.search import Found, Parameter, Report, Search
 from tokensieve.tasks.reid.config import ReidConfig, parse_config
-from tokensieve.tasks.trials import SINGLE, pairs_of, training_search, trial_folder, watched
+from tokensieve.tasks.search.training import SINGLE, pairs_of, training_search, trial_folder, watched
 
 __all__ = ["default_space", "reid_search", "reid_trial"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.search import Found, Parameter, Report, Search
-from tokensieve.tasks.trials import SINGLE, pairs_of, training_search, trial_folder, watched
+from tokensieve.tasks.search.training import SINGLE, pairs_of, training_search, trial_folder, watched
 from tokensieve.tasks.vlm.config import VlmConfig, parse_config
 
 __all__ = ["default_space", "vlm_search", "vlm_trial"]

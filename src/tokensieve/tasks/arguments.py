@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -20,8 +19,6 @@ __all__ = [
     "keep_number",
     "keep_or_default",
     "option_pairs",
-    "run_part",
-    "show",
     "take_pairs",
 ]
 
@@ -128,34 +125,3 @@ def _value(text: str) -> Any:
         with contextlib.suppress(ValueError):
             return kind(text)
     return text
-
-
-def run_part(command: str, argv: Sequence[str], parts: Mapping[str, str], about: str | None, epilog: str) -> int:
-    """`tokensieve COMMAND WORD ...`: the exit code of the file that `parts` names for the word.
-
-    That file stands beside this one and has `add_arguments(parser)`, `run(args)` and EPILOG. Without a word: the help.
-    """
-    words, prog = list(argv), f"tokensieve {command}"
-    if not words or words[0].startswith("-"):
-        usage = f"{prog} {{{','.join(parts)}}} [flags]"
-        Parser(prog=prog, usage=usage, description=about, epilog=epilog).parse(words or ["--help"])
-        return 0
-    word = words.pop(0)
-    if word not in parts:
-        raise UnknownNameError(f"{prog} does not know {word!r}.{nearest(word, parts)}")
-    part = importlib.import_module(f"tokensieve.cli.{parts[word]}")
-    parser = Parser(prog=f"{prog} {word}", description=part.__doc__, epilog=part.EPILOG)
-    part.add_arguments(parser)
-    code: int = part.run(parser.parse(words))
-    return code
-
-
-def show(*tables: object) -> None:
-    """Tables on the terminal; wide enough to read in a file or a pipe."""
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=160)
-    for table in tables:
-        console.print(table)

@@ -22,7 +22,7 @@ _DEFAULT = (Objective(metric="accuracy", direction="maximize"), Objective(metric
 
 
 class EvalTask(Protocol):
-    """The module `tokensieve.cli.search_TASK`.
+    """The module `tokensieve.tasks.TASK.search_space`.
 
     SPACE: where the file names none, as YAML has it. ALIASES: other names of flags. EXCLUSIVE: groups of flags that
     contradict each other. COUNTS: whether the task has `--images`. LEFT_OUT: flags of the search, not of what is found.
@@ -48,7 +48,7 @@ class EvalTask(Protocol):
 
 
 def task_of(name: str) -> EvalTask:
-    module: Any = importlib.import_module(f"tokensieve.cli.search_{name}")
+    module: Any = importlib.import_module(f"tokensieve.tasks.{name}.search_space")
     found: EvalTask = module
     return found
 

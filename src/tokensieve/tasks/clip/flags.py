@@ -6,14 +6,14 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
-from tokensieve.cli.config_file import actions_of, hint, read_table, table_words
-from tokensieve.cli.parser import Parser, option_pairs, take_pairs
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError, UnknownNameError
+from tokensieve.tasks.arguments import Parser, budget, keep_number, option_pairs, take_pairs
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
+from tokensieve.tasks.config_file import actions_of, hint, read_table, table_words
 
-__all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_reduction_flags", "add_seed_flags", "add_shared_flags", "parse",
-           "refuse_both", "sieve_config"]  # fmt: skip
+__all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_reduction_flags", "add_seed_flags", "add_shared_flags", "eval_parser",
+           "parse", "refuse_both", "sieve_config"]  # fmt: skip
 
 # the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
@@ -24,6 +24,18 @@ _SEEDS = {
     "enable_pruning": ("prune", {"k_anchors": "k", "top_m": "m", "alpha": "alpha"}),
 }
 SEED_FLAGS = {name for switch, (_, flags) in _SEEDS.items() for name in (switch, *flags)}
+_ABOUT = """Run the CLIP benchmark with token reduction: accuracy, and the speed measured in the same run.
+
+Stands on clip_benchmark: all its flags pass through, for all five of its tasks. With no model and no data named it runs
+on the embedded ones. `tokensieve eval reid` evaluates re-identification, `tokensieve eval vlm` a LLaVA model; each has
+its own flags and --help."""
+_EPILOG = """examples:
+  tokensieve eval                                           the untouched default model
+  tokensieve eval --method sieve --keep 0.5
+  tokensieve eval --dataset cifar10 --model ViT-B-32 --pretrained openai --enable_pruning --k_anchors 10 --top_m 20
+  tokensieve eval --dataset wds/mine --dataset_root DIR --model ViT-B-16 --pretrained FILE --method tome --keep 60
+  tokensieve eval --stream --dataset wds/mine --dataset_root DIR --method sieve --keep 0.4     shard by shard
+  torchrun --nproc_per_node 2 -m tokensieve.cli eval --stream --dataset wds/mine --dataset_root DIR"""
 _SWITCHES = {"method", *_SEEDS}
 # a flag on the command line takes the others of its group out of the file
 EXCLUSIVE = ({"keep", "keep_average"}, {"amp", "no_amp"}, {"val_split", "val_proportion"})
@@ -73,11 +85,28 @@ def add_seed_flags(parser: ArgumentParser) -> None:
     add("--alpha", type=float, metavar="A", help="importance against diversity (default: 0.5)")
 
 
+def eval_parser() -> Parser:
+    """Our own flags of `tokensieve eval`."""
+    parser = Parser(prog="tokensieve eval", description=_ABOUT, epilog=_EPILOG, add_help=False,
+                    usage="tokensieve eval [clip|reid|vlm] [flags]")  # fmt: skip
+    add = parser.add_argument
+    add("--method", metavar="NAME", help="see `tokensieve methods`; none: the untouched model (default: none)")
+    add("--keep", type=budget, metavar="K", help="patches that remain: a count, a ratio, or a list as 0.7,0.5")
+    add("--keep_average", type=keep_number, metavar="K", help="instead: patches that remain on average over the blocks")
+    add("--stream", action="store_true",
+        help="read a local webdataset shard by shard: memory stays flat, the same command goes on after an "
+        "interruption, and the processes of torchrun share the shards out")  # fmt: skip
+    add("--strict", action="store_true", help="with --stream: a sample that cannot be read ends the run")
+    add_shared_flags(parser)
+    add_seed_flags(parser)
+    return parser
+
+
 def parse(ours: Parser, argv: Sequence[str]) -> tuple[Namespace, Namespace]:
     """(our arguments, clip_benchmark's), from a command line of both. `--help` shows both and exits."""
-    from tokensieve.tasks.clip.upstream import eval_parser
+    from tokensieve.tasks.clip.upstream import eval_parser as benchmark_parser
 
-    theirs = eval_parser(Parser)
+    theirs = benchmark_parser(Parser)
     if {"-h", "--help"} & set(argv):
         print(_help(ours, theirs))
         raise SystemExit(0)

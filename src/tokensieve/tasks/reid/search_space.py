@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokensieve.cli.config_file import actions_of, given_flags, table_words
-from tokensieve.cli.eval_reid import EXCLUSIVE, eval_args, eval_options, eval_parser
-from tokensieve.cli.searching import unknown_flag
 from tokensieve.errors import OptionError
+from tokensieve.tasks.config_file import actions_of, given_flags, table_words
+from tokensieve.tasks.reid.flags import EXCLUSIVE, eval_args, eval_options, eval_parser
+from tokensieve.tasks.search.flags import unknown_flag
 
 __all__ = ["ALIASES", "COUNTS", "EXCLUSIVE", "LEFT_OUT", "SPACE", "check", "evaluated", "flags", "given"]
 

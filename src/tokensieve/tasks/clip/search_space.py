@@ -12,12 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.cli.clip_flags import EXCLUSIVE, SEED_FLAGS, parse, sieve_config
-from tokensieve.cli.config_file import actions_of, given_flags, table_words
-from tokensieve.cli.eval import eval_parser
-from tokensieve.cli.parser import Parser, option_pairs
-from tokensieve.cli.searching import unknown_flag
 from tokensieve.errors import OptionError
+from tokensieve.tasks.arguments import Parser, option_pairs
+from tokensieve.tasks.clip.flags import EXCLUSIVE, SEED_FLAGS, eval_parser, parse, sieve_config
+from tokensieve.tasks.config_file import actions_of, given_flags, table_words
+from tokensieve.tasks.search.flags import unknown_flag
 
 if TYPE_CHECKING:
     from tokensieve.tasks.clip.load import Loader

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tokensieve.cli.config_file import actions_of, given_flags, table_words
-from tokensieve.cli.eval_vlm import EXCLUSIVE, eval_args, eval_options, eval_parser
-from tokensieve.cli.parser import option_pairs
-from tokensieve.cli.searching import unknown_flag
+from tokensieve.tasks.arguments import option_pairs
+from tokensieve.tasks.config_file import actions_of, given_flags, table_words
+from tokensieve.tasks.search.flags import unknown_flag
+from tokensieve.tasks.vlm.flags import EXCLUSIVE, eval_args, eval_options, eval_parser
 
 __all__ = ["ALIASES", "COUNTS", "EXCLUSIVE", "LEFT_OUT", "SPACE", "check", "evaluated", "flags", "given"]
 
