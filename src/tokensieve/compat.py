@@ -18,7 +18,8 @@ from tokensieve.core.score import diversity
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.methods.anchor import Anchor
-from tokensieve.models.attach import Attachment, attach, find_tower
+from tokensieve.models.attach import attach, find_tower
+from tokensieve.models.handle import Handle
 
 __all__ = [
     "PrunedVisionEncoder",
@@ -110,7 +111,7 @@ class PrunedVisionEncoder:
         self, model: nn.Module, k: int = 10, m: int = 50, alpha: float = 0.5, layer: int | None = None
     ) -> None:
         self.model = model
-        self.handle: Attachment = attach(model, "anchor", at=layer, k=k, m=m, alpha=alpha)
+        self.handle: Handle = attach(model, "anchor", at=layer, k=k, m=m, alpha=alpha)
 
     def __call__(self, images: Tensor) -> Tensor:
         encode: Any = getattr(self.model, "encode_image", self.model)

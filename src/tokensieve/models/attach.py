@@ -1,26 +1,27 @@
-"""attach(model, method, ...) and the handle it returns. Imports engine, families and methods."""
+"""attach(model, method, ...): check what is asked, find the tower, change it. Imports handles, families and methods."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from numbers import Integral, Real
+from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
 
 from tokensieve.core.budget import Keep, check_schedule
-from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, nearest
+from tokensieve.errors import OptionError, UnsupportedModelError, nearest
 from tokensieve.methods.base import Method
 from tokensieve.methods.registry import check_option_names, make_method
+from tokensieve.models.encoder.handle import EncoderHandle
 from tokensieve.models.encoder.run import SievedBlocks
 from tokensieve.models.families.base import Family
 from tokensieve.models.families.openclip import OpenClipFamily
 from tokensieve.models.families.timm import TimmFamily
 from tokensieve.models.families.transformers import ClipFamily, Dinov2Family
-from tokensieve.models.handle import MODES, Attachment, Mode
+from tokensieve.models.handle import MODES, Attachment, Handle, Mode, listed_places
 
-__all__ = ["FAMILIES", "Attachment", "attach", "attachment_of", "find_tower"]
+__all__ = ["FAMILIES", "Attachment", "attach", "attach_encoder", "attachment_of", "find_tower"]
 
 FAMILIES: tuple[Family, ...] = (OpenClipFamily(), TimmFamily(), ClipFamily(), Dinov2Family())
 _ROOMS = ("module", "_orig_mod", "visual", "trunk", "vision_model", "dinov2", "dinov2_with_registers", "base_model")
@@ -46,11 +47,11 @@ def find_tower(model: nn.Module) -> tuple[nn.Module, Family]:
     )
 
 
-def attachment_of(model: nn.Module) -> Attachment | None:
-    """The attachment of a model that has one (also of its copies), else None."""
+def attachment_of(model: nn.Module) -> Handle | None:
+    """The handle of a model that has one (also of its copies), else None."""
     for module in model.modules():
         found = module.__dict__.get("_sieve_attachment")  # of a vision-language model, or of one in mode="fuse"
-        if isinstance(found, Attachment):
+        if isinstance(found, Handle):
             return found
         if isinstance(module, SievedBlocks):
             return module.attachment
@@ -70,7 +71,7 @@ def attach(
     text: Tensor | None = None,
     positions: str | None = None,
     **options: Any,
-) -> Attachment:
+) -> Handle:
     """Let `method` reduce the tokens of a model's vision encoder, until the returned handle is removed.
 
     method: a name (see `list_methods`) with its options, or an instance.
@@ -91,24 +92,8 @@ def attach(
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"attach takes a torch module, not {type(model).__name__}")
-    if isinstance(method, str):
-        own = inspect.signature(attach).parameters.keys() - {"model", "method", "options"}
-        check_option_names(method, options, also=own)  # or one of attach's own, misspelt
-        method = make_method(method, **options)
-    elif isinstance(method, type):
-        raise OptionError(f"method is a name or a Method made already: {method.__name__}(), not the class")
-    elif not isinstance(method, Method):
-        raise OptionError(f"method is a name or a Method, not {type(method).__name__}")
-    elif options:
-        raise OptionError(f"options {', '.join(sorted(options))} go with a method's name; this one is made already")
-    if mode not in MODES:
-        raise OptionError(f"unknown mode {mode!r}.{nearest(str(mode), MODES)}")
-    if schedule is not None:
-        check_schedule(schedule)
-    if not isinstance(fuse_weight, Real) or not 0.0 <= fuse_weight <= 1.0:
-        raise OptionError(f"fuse_weight={fuse_weight!r}: a share in [0, 1]")
-    if text is not None and not isinstance(text, Tensor):
-        raise OptionError(f"text takes features (T, E) of a text tower, not {type(text).__name__}")
+    made = _made(method, options)
+    _check_request(mode, schedule, fuse_weight, text)
     if attachment_of(model) is not None:
         raise UnsupportedModelError("a method is attached to this model already: remove it first")
     from tokensieve.models import decoder as vlm
@@ -117,10 +102,29 @@ def attach(
         if mode != "prune" or text is not None:
             raise OptionError("a vision-language model takes mode='prune' and no text: the prompt has the question")
         return vlm.attach_vlm(
-            model, method, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions
+            model, made, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions
         )
     if positions is not None:
         raise OptionError("positions: only a vision-language model has positions to renumber")
+    return attach_encoder(
+        model, made, keep=keep, at=at, keep_average=keep_average, schedule=schedule, mode=mode,
+        fuse_weight=fuse_weight, text=text,
+    )  # fmt: skip
+
+
+def attach_encoder(
+    model: nn.Module,
+    method: Method,
+    *,
+    keep: Keep | None,
+    at: int | Sequence[int] | None = None,
+    keep_average: int | float | None = None,
+    schedule: str | None = None,
+    mode: Mode = "prune",
+    fuse_weight: float = 0.2,
+    text: Tensor | None = None,
+) -> EncoderHandle:
+    """`attach` for a model whose vision encoder is reduced: see there."""
     if text is not None and not method.reads_text:
         raise OptionError(f"text: {type(method).__name__} does not look at any; cdpruner does")
     tower, family = find_tower(model)
@@ -129,33 +133,53 @@ def attach(
             f"{type(method).__name__} works in a vision-language model (LLaVA), at its {' and '.join(method.stages)}; "
             f"{type(model).__name__} is a vision encoder: `tokensieve methods` says which methods work in one"
         )
-    if keep is None and keep_average is None:
-        keep = method.own_keep()
-        if keep is None:
-            raise BudgetError("no budget: give keep=0.5 (a ratio), keep=60 (a count) or keep_average=0.5")
-        at = at if at is not None else _half(family, tower)
-    elif keep is not None and keep_average is not None:
-        raise BudgetError("keep and keep_average are two ways to say one thing: give one")
-    handle = Attachment(
-        model, tower, family, method, keep=keep, keep_average=keep_average, at=_places(at, method, family, tower),
+    depth = len(list(family.blocks(tower).children()))
+    if at is None and keep is None and keep_average is None:
+        at = _half(depth)  # a budget of the method's own is one cut
+    handle = EncoderHandle(
+        model, tower, family, method, keep=keep, keep_average=keep_average, at=_places(at, method, depth),
         schedule=schedule or method.schedule, mode=mode, fuse_weight=fuse_weight, text=text,
     )  # fmt: skip
-    handle._install()
+    handle.install()
     return handle
 
 
-def _half(family: Family, tower: nn.Module) -> int:
-    return max(0, len(list(family.blocks(tower).children())) // 2 - 1)
+def _made(method: str | Method, options: dict[str, Any]) -> Method:
+    """The method, made if it was named."""
+    if isinstance(method, str):
+        own = inspect.signature(attach).parameters.keys() - {"model", "method", "options"}
+        check_option_names(method, options, also=own)  # or one of attach's own, misspelt
+        return make_method(method, **options)
+    if isinstance(method, type):
+        raise OptionError(f"method is a name or a Method made already: {method.__name__}(), not the class")
+    if not isinstance(method, Method):
+        raise OptionError(f"method is a name or a Method, not {type(method).__name__}")
+    if options:
+        raise OptionError(f"options {', '.join(sorted(options))} go with a method's name; this one is made already")
+    return method
 
 
-def _places(at: int | Sequence[int] | None, method: Method, family: Family, tower: nn.Module) -> tuple[int, ...]:
-    depth = len(list(family.blocks(tower).children()))
+def _check_request(mode: str, schedule: str | None, fuse_weight: float, text: object) -> None:
+    """Raise where an argument is of the wrong kind, whatever the model is."""
+    if mode not in MODES:
+        raise OptionError(f"unknown mode {mode!r}.{nearest(str(mode), MODES)}")
+    if schedule is not None:
+        check_schedule(schedule)
+    if not isinstance(fuse_weight, Real) or not 0.0 <= fuse_weight <= 1.0:
+        raise OptionError(f"fuse_weight={fuse_weight!r}: a share in [0, 1]")
+    if text is not None and not isinstance(text, Tensor):
+        raise OptionError(f"text takes features (T, E) of a text tower, not {type(text).__name__}")
+
+
+def _half(depth: int) -> int:
+    return max(0, depth // 2 - 1)
+
+
+def _places(at: int | Sequence[int] | None, method: Method, depth: int) -> tuple[int, ...]:
+    """The blocks where tokens leave, ascending."""
     if at is None:
-        return (_half(family, tower),) if method.one_cut else tuple(range(0, depth, method.spacing()))
-    given = tuple(at) if isinstance(at, Iterable) else (at,)
-    if not all(isinstance(place, Integral) and not isinstance(place, bool) for place in given):
-        raise OptionError(f"at={at!r}: give a block of 0 to {depth - 1}, or several")
-    places = tuple(map(int, given))  # numpy's integers are some too
+        return (_half(depth),) if method.one_cut else tuple(range(0, depth, method.spacing()))
+    places = listed_places(at, f"give a block of 0 to {depth - 1}, or several")
     for place in places:
         if not 0 <= place < depth:
             raise OptionError(f"at={place}: this encoder has blocks 0 to {depth - 1}")

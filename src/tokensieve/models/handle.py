@@ -1,248 +1,180 @@
-"""The handle of an attached encoder: budget, tokens, cost, removal. Imports encoder, families and methods."""
+"""What `attach` returns: one interface for vision encoders and vision-language models. Imports swap and methods."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from typing import Literal
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from numbers import Integral
+from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
-from tokensieve.core.budget import Keep, counts_for, counts_for_average
-from tokensieve.core.cost import Cost, encoder_cost
-from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError
+from tokensieve.core.budget import Keep
+from tokensieve.core.cost import BlockShape, Cost
+from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods.base import Method
-from tokensieve.models.encoder.fuse import FusingTower
-from tokensieve.models.encoder.run import Run, SievedBlocks
-from tokensieve.models.families.base import Family
-from tokensieve.models.swap import swapped_class
+from tokensieve.models.swap import Swap
 
-__all__ = ["MODES", "Attachment", "Mode"]
+__all__ = ["MODES", "Attachment", "Handle", "Mode", "listed_places"]
 
 MODES = ("prune", "analyse", "fuse")
 Mode = Literal["prune", "analyse", "fuse"]
 
 
-class Attachment:
+def listed_places(at: Any, wanted: str) -> tuple[int, ...]:
+    """`at` as integers: one, or several of them (numpy's too). wanted: what to say where they are none."""
+    try:
+        given = tuple(at) if isinstance(at, Iterable) else (at,)
+    except TypeError:  # a tensor or an array without dimensions
+        given = (at,)
+    if not all(isinstance(place, Integral) and not isinstance(place, bool) for place in given):
+        raise OptionError(f"at={at!r}: {wanted}")
+    return tuple(map(int, given))
+
+
+class Handle(ABC):
     """A method at work in one model. A context manager; `.remove()` puts everything back bit for bit.
 
-    What it shows (`kept`, `scores`, `tokens_per_layer`) is of the last forward.
+    What it shows (`kept`, `scores`, `tokens_per_layer`, `stats`) is of the last forward.
+
+    method, keep, keep_average, schedule, mode, text, fuse_weight: what was asked for.
+    at: the blocks (of a language model: the layers) where tokens leave. depth: how many blocks there are.
+    tower: the vision encoder; blocks: the list that holds the blocks or layers; shapes: what each of them costs.
+    grid: patches down and across of the usual image; prefix: tokens before the patches (CLS, registers); has_cls:
+        whether the first of them is a CLS; pools_patches: whether the feature is pooled over patches.
+    project: takes patches into the space of the text, None where there is none.
+    first, second: the methods before and inside a language model; None in an encoder. positions: what the tokens that
+        stage 1 keeps count as, None in an encoder.
+    timing: set it to True to have forwards timed (this waits for the device), into `stats`.
     """
+
+    at: tuple[int, ...]
+    depth: int
+    schedule: str
+    tower: nn.Module
+    blocks: nn.Module
+    shapes: list[BlockShape]
+    grid: tuple[int, int]
+    prefix: int = 0
+    has_cls: bool = False
+    pools_patches: bool = False
+    project: Callable[[Tensor], Tensor] | None = None
+    first: Method | None = None
+    second: Method | None = None
+    positions: str | None = None
 
     def __init__(
         self,
-        model: nn.Module,
-        tower: nn.Module,
-        family: Family,
         method: Method,
         *,
-        at: tuple[int, ...],
         keep: Keep | None,
         keep_average: int | float | None,
-        schedule: str,
-        mode: Mode,
-        fuse_weight: float,
-        text: Tensor | None,
+        mode: Mode = "prune",
+        fuse_weight: float = 0.0,
+        text: Tensor | None = None,
     ) -> None:
-        self.method, self.at, self.keep, self.keep_average = method, at, keep, keep_average
-        self.schedule, self.mode, self.fuse_weight, self.text = schedule, mode, fuse_weight, text
-        self.tower, self.blocks = tower, family.blocks(tower)
-        self.prefix, self.has_cls, self.grid = family.prefix(tower), family.has_cls(tower), family.grid(tower)
-        self.pools_patches = family.pools_patches(model, tower)
-        blocks = list(self.blocks.children())
-        self.depth = len(blocks)
-        self.shapes = [family.shape(block) for block in blocks]
-        self.rest_macs = family.rest_macs(tower, self.grid[0] * self.grid[1])
-        self.family = family
-        self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
-        self._feature = family.feature_module(model, tower) if mode == "fuse" else None
-        self._before: list[tuple[nn.Module, type]] = []
-        self._seen: Run | None = None  # the last forward before the removal
-        self.new_run: Callable[[Attachment], Run] = Run  # how a forward goes; otherwise where a selection is trained
-        if not 0.0 <= method.proportional <= 2.0:
-            raise OptionError(f"proportional={method.proportional!r}: how much of log(size) counts lies in [0, 2]")
-        if method.makes() and family.turns(tower) and mode == "prune":
-            raise UnsupportedModelError(
-                f"{type(method).__name__} makes a token, which has no place in a rotary tower: use evit with fuse=False"
-            )
-        method.check_encoder(self.depth, self.shapes[0].attention_width)
-        if mode == "fuse" and self.project is None:
-            raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')
-        if text is not None and text.dim() not in (2, 3):
-            raise OptionError(f"text of shape {tuple(text.shape)}: give features (T, E), or (B, T, E) for each image")
-        if text is not None and self.project is None:
-            raise UnsupportedModelError(f"text: {family.name} has no joint space for single patches")
+        """keep and keep_average: one of them, or neither where the method has a budget of its own."""
+        if keep is not None and keep_average is not None:
+            raise BudgetError("keep and keep_average are two ways to say one thing: give one")
+        if keep is None and keep_average is None:
+            keep = method.own_keep()
+            if keep is None:
+                raise BudgetError("no budget: give keep=0.5 (a ratio), keep=60 (a count) or keep_average=0.5")
+        self.method, self.keep, self.keep_average = method, keep, keep_average
+        self.mode, self.fuse_weight, self.text = mode, fuse_weight, text
+        self.timing = False
+        self._swaps: list[Swap] = []
 
     # -- budget ---------------------------------------------------------------------------------------------------
 
+    @property
+    @abstractmethod
+    def patches(self) -> int:
+        """Patches of the usual image before any reduction."""
+
+    @abstractmethod
     def counts(self, patches: int) -> dict[int, int]:
-        """Patches after the cut of each block of `at`, for an image of so many patches."""
-
-        def floor(n: int) -> int:
-            return self.method.floor(n, self.prefix)
-
-        if self.keep_average is not None:
-            listed = counts_for_average(patches, self.at, self.depth, self.keep_average, self.schedule, floor)
-        else:
-            assert self.keep is not None
-            listed = counts_for(patches, len(self.at), self.keep, self.schedule, floor)
-        return dict(zip(self.at, listed, strict=True))
+        """Patches after each cut, for an image of `patches`; what stage 1 of a language model leaves under -1."""
 
     @property
     def reduces(self) -> bool:
         """Whether this budget removes anything from an image of the usual size."""
         return self.mode == "prune" and min(self.counts(self.patches).values()) < self.patches
 
-    @property
-    def patches(self) -> int:
-        """Patches of the usual image."""
-        return self.grid[0] * self.grid[1]
-
     # -- in and out -----------------------------------------------------------------------------------------------
 
-    def _install(self) -> None:
-        counts = self.counts(self.patches)
-        floor = self.method.floor(self.patches, self.prefix)
-        if self.mode != "prune" and min(counts.values()) < floor:
-            raise BudgetError(
-                f'mode="{self.mode}" chooses from all {self.patches} patches at every block, and this method cannot go '
-                f"under {floor} of them in one step: keep at least {floor}"
-            )
-        if self.mode != "analyse" and min(counts.values()) >= self.patches:
-            asked = f"keep={self.keep}" if self.keep_average is None else f"keep_average={self.keep_average}"
-            warnings.warn(
-                f"nothing is reduced: the budget keeps {min(counts.values())} ({asked}) and the image has "
-                f"{self.patches} patches",
-                stacklevel=3,
-            )
-        blocks = list(self.blocks.children())
-        for index, block in enumerate(blocks):
-            if self._touches(index):
-                block.__dict__["_sieve_index"] = index
-                self._swap(block, swapped_class(self.family.block_mixin, type(block)))
-        self.blocks.__dict__["attachment"] = self
-        self.blocks.__dict__["last"] = None
-        self._swap(self.blocks, SievedBlocks)
-        if self._feature is not None:
-            self._feature.__dict__["_sieve_attachment"] = self
-            self._swap(self._feature, swapped_class(FusingTower, type(self._feature)))
+    def install(self) -> None:
+        """Change the model. `attach` calls it, once. Of a model that is refused half way, nothing stays changed."""
+        try:
+            self._change()
+        except BaseException:
+            self.remove()
+            raise
 
-    def _touches(self, index: int) -> bool:
-        """Blocks that must run our way. Where nothing is reduced, none: the model stays as fast as it was."""
-        if self.mode == "prune":
-            return self.reduces
-        return index in self.at or (self.mode == "fuse" and index == self.depth - 1)
+    @abstractmethod
+    def _change(self) -> None:
+        """Swap what has to be swapped."""
 
-    def _swap(self, module: nn.Module, cls: type) -> None:
-        self._before.append((module, type(module)))
-        module.__class__ = cls
+    def swap(self, module: nn.Module, cls: type) -> None:
+        """Give a module of the model another class until `remove`."""
+        self._swaps.append(Swap(module, cls))
+
+    @property
+    def installed(self) -> bool:
+        """Whether the model is changed now."""
+        return bool(self._swaps)
 
     def remove(self) -> None:
         """Put the model back as it was. Calling it again does nothing. What was seen of the last forward stays."""
-        self._seen = self._last_run
-        for module, cls in reversed(self._before):
-            module.__class__ = cls
-            for name in ("_sieve_index", "attachment", "last", "_sieve_attachment"):
-                module.__dict__.pop(name, None)
-        self._before = []
+        for swap in reversed(self._swaps):
+            swap.undo()
+        self._swaps = []
 
-    def __enter__(self) -> Attachment:
+    def __enter__(self) -> Handle:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    # -- what the user asks ---------------------------------------------------------------------------------------
+    # -- what the last forward did --------------------------------------------------------------------------------
 
     @property
-    def _last_run(self) -> Run | None:
-        """The last forward, if there was one."""
-        return self.blocks.__dict__.get("last") if self._before else self._seen
-
-    @property
-    def _last(self) -> Run:
-        run = self._last_run
-        if run is None or (not run.leaving and self.reduces):
-            raise RuntimeError("no forward yet: run the model first")
-        return run
-
-    @property
+    @abstractmethod
     def kept(self) -> dict[int, Tensor]:
-        """block -> (B, K) original indices of the patches that remain after it, ascending."""
-        return dict(self._last.kept)
+        """cut -> (B, K) original indices of the patches that remain after it, ascending."""
 
     @property
+    @abstractmethod
     def scores(self) -> dict[int, Tensor]:
-        """block -> (B, N) scores on the full grid, higher = rather kept; NaN where a patch had left before.
-
-        Blocks whose method has no scores are not in it.
-        """
-        run, out = self._last, {}
-        origin: Tensor | None = None
-        for block, reduction in sorted(run.reductions.items()):
-            if reduction.scores is not None:
-                score = reduction.scores.float()
-                if origin is not None:
-                    empty = torch.full((score.shape[0], run.patches), torch.nan, device=score.device)
-                    score = empty.scatter(1, origin, score)
-                out[block] = score
-            if self.mode == "prune":
-                origin = run.kept[block]
-        return out
+        """cut -> (B, N) scores of all patches, higher = rather kept; NaN where a patch had left before."""
 
     @property
+    @abstractmethod
     def sizes(self) -> Tensor | None:
         """(B, K) patches that each remaining token stands for; None where nothing was merged."""
-        return self._last.states[self.depth].size if self.reduces else None
 
+    @abstractmethod
     def restore(self, tokens: Tensor) -> Tensor:
-        """(B, P+K, D) -> (B, P+N, D), back on the grid: dropped patches 0, merged ones copies of what they went into.
-
-        Tokens that were made (fused, extra) are left out. (B, K, D) without the prefix works alike.
-        """
-        run = self._last
-        if not run.reductions or self.mode != "prune":
-            return tokens
-        made = run.states[self.depth].made
-        kept = run.kept[max(run.kept)].shape[1]
-        prefix = tokens.shape[1] - kept - made
-        if prefix < 0:
-            prefix, made = tokens.shape[1] - kept, 0
-        if prefix not in (0, self.prefix):
-            raise OptionError(
-                f"restore: {tokens.shape[1]} tokens given, but the last forward left {self.prefix} + {kept} (+ {made})"
-            )
-        slots = run.slots()
-        if slots.shape[0] != tokens.shape[0]:
-            raise OptionError(f"restore: {tokens.shape[0]} images given, but the last forward had {slots.shape[0]}")
-        index = slots.clamp_min(0).unsqueeze(-1).expand(-1, -1, tokens.shape[-1])
-        patches = tokens[:, prefix : prefix + kept].gather(1, index)
-        return torch.cat([tokens[:, :prefix], patches * (slots >= 0).unsqueeze(-1)], dim=1)
+        """(B, P+K, D) -> (B, P+N, D), back on the grid. A language model's tokens have none: refused."""
 
     @property
+    @abstractmethod
     def tokens_per_layer(self) -> list[int]:
-        """Tokens that leave each block, prefix and made ones included: of the last forward, before it as planned."""
-        run = self._last_run
-        if run is not None and len(run.leaving) == self.depth:
-            return [run.leaving[i] for i in range(self.depth)]
-        counts = self.counts(self.patches) if self.mode == "prune" else {}
-        out, current, made = [], self.patches, 0
-        for block in range(self.depth):
-            if counts.get(block, current) < current:
-                current, made = counts[block], self.method.makes()
-            out.append(self.prefix + current + made)
-        return out
+        """Tokens of each block or layer: of the last forward, before it as planned."""
 
+    @property
+    @abstractmethod
+    def vision_tokens_per_layer(self) -> list[float]:
+        """Patches of each block or layer, text and prefix not counted: of the last forward, before it as planned."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> Any:
+        """Tokens (and seconds, where `timing` is set) of the last forward. Raises before there was one."""
+
+    @abstractmethod
     def cost(self) -> Cost:
-        """MACs of one image with and without, the speed-up they make possible, and the tokens for each layer."""
-        run = self._last_run
-        patches = run.patches if run is not None and run.patches else self.patches
-        rest = self.rest_macs * patches // self.patches if self.patches else 0
-        cost = encoder_cost(self.shapes, self.prefix + patches, self.tokens_per_layer, rest)
-        pooled = run.pooled if run is not None and run.pooled else cost.tokens_per_layer[-1]
-        return Cost(
-            macs=cost.macs + self.family.pool_macs(self.tower, pooled),
-            macs_full=cost.macs_full + self.family.pool_macs(self.tower, self.prefix + patches),
-            tokens_per_layer=cost.tokens_per_layer,
-        )
+        """MACs with and without, the speed-up they make possible, and the tokens for each layer."""
+
+
+Attachment = Handle  # its public name

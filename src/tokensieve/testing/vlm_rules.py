@@ -46,7 +46,7 @@ def _lengths(make: Make, tiny: TinyLlava) -> str | None:
         try:
             with torch.no_grad(), attach(tiny.model, make(), keep=_budget(make(), tiny), at=at) as handle:
                 tiny.model(**tiny.prompts([(3, 1, 5)]))
-                planned = [8 + round(n) for n in handle.vision_tokens_per_layer]  # type: ignore[attr-defined]
+                planned = [8 + round(n) for n in handle.vision_tokens_per_layer]
                 counts, kept = handle.counts(tiny.patches), handle.kept
         finally:
             for hook in hooks:

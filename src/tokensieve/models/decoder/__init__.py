@@ -7,6 +7,6 @@
 No class is patched and no model library is imported: models are recognised by the names of their parts.
 """
 
-from tokensieve.models.decoder.handle import VlmAttachment, attach_vlm, is_vlm
+from tokensieve.models.decoder.handle import VlmAttachment, VlmHandle, attach_vlm, is_vlm
 
-__all__ = ["VlmAttachment", "attach_vlm", "is_vlm"]
+__all__ = ["VlmAttachment", "VlmHandle", "attach_vlm", "is_vlm"]

@@ -19,10 +19,10 @@ from tokensieve.models.decoder.stage1 import inner_tower
 from tokensieve.models.decoder.stats import Stats
 from tokensieve.models.families.base import has, linear_macs
 from tokensieve.models.families.transformers import ClipFamily
-from tokensieve.models.handle import Attachment
+from tokensieve.models.handle import Handle, listed_places
 from tokensieve.models.swap import swapped_class
 
-__all__ = ["PROJECTOR", "VlmAttachment", "attach_vlm", "check_positions", "is_vlm"]
+__all__ = ["PROJECTOR", "VlmAttachment", "VlmHandle", "attach_vlm", "check_positions", "is_vlm"]
 
 PROJECTOR = -1  # the key of stage 1 in `kept` and `scores`
 POSITIONS = ("original", "renumber")
@@ -75,16 +75,16 @@ def attach_vlm(
     keep_average: int | float | None,
     schedule: str | None,
     positions: str | None,
-) -> VlmAttachment:
+) -> VlmHandle:
     """`attach` for a LLaVA model: see there. A method with both stages works at stage 1 unless `at` names layers."""
-    handle = VlmAttachment(
+    handle = VlmHandle(
         model, method, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions or "original"
     )
-    handle._install()
+    handle.install()
     return handle
 
 
-class VlmAttachment(Attachment):
+class VlmHandle(Handle):
     """A method at work in one LLaVA model. A context manager; `.remove()` puts everything back.
 
     first and second: the methods of stage 1 (between tower and projector) and stage 2 (before the decoder layers `at`),
@@ -97,8 +97,8 @@ class VlmAttachment(Attachment):
     ) -> None:  # fmt: skip
         whole, inner = _unwrapped(model), _inner(model)
         check_positions(positions)
-        self.method, self.keep, self.keep_average = method, keep, keep_average
-        self.positions, self.mode = positions, "prune"
+        super().__init__(method, keep=keep, keep_average=keep_average)
+        self.positions = positions
         self.model, self.inner = whole, inner
         self.blocks = inner.language_model.layers
         self.depth = len(self._decoder)
@@ -106,9 +106,8 @@ class VlmAttachment(Attachment):
         self.at = self._layers(at)
         chosen = self.second or method
         self.schedule = schedule or chosen.schedule
-        self._before: list[tuple[nn.Module, type]] = []
         self.last: Pass | None = None
-        self.new_pass: Callable[[VlmAttachment], Pass] = Pass  # how a forward goes; otherwise where one is trained
+        self.new_pass: Callable[[VlmHandle], Pass] = Pass  # how a forward goes; otherwise where one is trained
         self._check()
         self.tower = inner_tower(inner.vision_tower)
         self.grid = ClipFamily().grid(self.tower)
@@ -144,11 +143,12 @@ class VlmAttachment(Attachment):
     def _layers(self, at: int | Sequence[int] | None) -> tuple[int, ...]:
         if self.second is None:
             return ()
-        places = self.second.layers(self.depth) if at is None else (at,) if isinstance(at, int) else tuple(at)
         lowest = 1 if self.second.reads_attention else 0
+        wanted = f"tokens can leave before decoder layers {lowest} to {self.depth - 1}"
+        places = self.second.layers(self.depth) if at is None else listed_places(at, wanted)
         for place in places:
-            if not isinstance(place, int) or isinstance(place, bool) or not lowest <= place < self.depth:
-                raise OptionError(f"at={place}: tokens can leave before decoder layers {lowest} to {self.depth - 1}")
+            if not lowest <= place < self.depth:
+                raise OptionError(f"at={place}: {wanted}")
         if not places or len(set(places)) != len(places):
             raise OptionError(f"at={list(places)}: give each layer once, and at least one")
         return tuple(sorted(places))
@@ -178,12 +178,6 @@ class VlmAttachment(Attachment):
                 part.check_decoder(
                     self.depth, text.hidden_size, vision.hidden_size * (1 if isinstance(layers, int) else len(layers))
                 )
-        if self.keep is None and self.keep_average is None:
-            self.keep = self.method.own_keep()
-            if self.keep is None:
-                raise BudgetError("no budget: give keep=0.5 (a ratio), keep=64 (a count) or keep_average=0.33")
-        elif self.keep is not None and self.keep_average is not None:
-            raise BudgetError("keep and keep_average are two ways to say one thing: give one")
 
     # -- budget ---------------------------------------------------------------------------------------------------
 
@@ -261,9 +255,9 @@ class VlmAttachment(Attachment):
 
     # -- in and out -----------------------------------------------------------------------------------------------
 
-    def _install(self) -> None:
+    def _change(self) -> None:
         if not self.reduces:
-            warnings.warn(f"nothing is reduced: the budget keeps all {self.patches} vision tokens", stacklevel=4)
+            warnings.warn(f"nothing is reduced: the budget keeps all {self.patches} vision tokens", stacklevel=5)
         for index, layer in enumerate(self._decoder):
             layer.__dict__["_sieve_index"] = index
             self._dress(layer, SievedDecoderLayer)
@@ -274,7 +268,7 @@ class VlmAttachment(Attachment):
             self._dress(self.model, SievedGenerator)
 
     def _dress(self, module: nn.Module, mixin: type) -> None:
-        self._swap(module, swapped_class(mixin, type(module), disguised=True))
+        self.swap(module, swapped_class(mixin, type(module), disguised=True))
 
     def warn_without_image(self, placeholders: Tensor) -> None:
         """A prompt that came without an image: an error where it has placeholders, else one line that says so."""
@@ -375,3 +369,6 @@ class VlmAttachment(Attachment):
         tokens = family.prefix(self.tower) + grid
         shapes = [family.shape(block) for block in blocks]
         return encoder_cost(shapes, tokens, [tokens] * len(blocks), family.rest_macs(self.tower, grid)).macs_full
+
+
+VlmAttachment = VlmHandle  # its name before

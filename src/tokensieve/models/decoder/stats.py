@@ -1,22 +1,16 @@
-"""What a generation cost: tokens, bytes, seconds. Imports torch only."""
+"""What a generation cost: tokens, bytes, seconds. Imports timing."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from tokensieve.models.timing import now
+
 __all__ = ["Stats", "now", "timed"]
-
-
-def now(device: torch.device) -> float:
-    """Seconds on a clock that has waited for the device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 @contextmanager

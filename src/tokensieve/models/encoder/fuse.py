@@ -12,7 +12,7 @@ from tokensieve.core.reduction import take_tokens
 from tokensieve.models.encoder.run import Run, fusing_runs
 
 if TYPE_CHECKING:
-    from tokensieve.models.handle import Attachment
+    from tokensieve.models.encoder.handle import EncoderHandle
 
 __all__ = ["FusingTower"]
 
@@ -23,7 +23,7 @@ class FusingTower:
     The patches go through the same last norm and projection as CLS; their weights are the softmax of their scores.
     """
 
-    _sieve_attachment: Attachment
+    _sieve_attachment: EncoderHandle
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         runs: list[Run] = []

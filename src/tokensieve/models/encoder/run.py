@@ -6,7 +6,7 @@ forward, and yields every block bound to it. So the model's own loop stays in ch
 states, intermediates), and what passes from block to block (sizes, origins) travels as an argument: nothing is shared
 between forwards, threads or replicas, and a checkpointed block is recomputed with the state it had.
 
-Imports core only.
+Imports core, swap and timing.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from torch import Tensor, nn
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.models.swap import calls_its_class
+from tokensieve.models.timing import now
 
 if TYPE_CHECKING:
-    from tokensieve.models.handle import Attachment
+    from tokensieve.models.encoder.handle import EncoderHandle
 
 __all__ = ["Attended", "Run", "SievedBlocks", "State", "fusing_runs"]
 
@@ -53,7 +55,7 @@ class Attended(NamedTuple):
 class Run:
     """One forward: the state before each block, and what was decided at the cuts. Never reused."""
 
-    def __init__(self, attachment: Attachment) -> None:
+    def __init__(self, attachment: EncoderHandle) -> None:
         self.attachment = attachment
         self.owner: SievedBlocks | None = None  # the list whose last run it becomes with its first block
         self.patches = 0  # at the start; set by the first block
@@ -64,6 +66,30 @@ class Run:
         self.leaving: dict[int, int] = {}  # block -> tokens that leave it
         self.pooled = 0  # tokens that the tower's pooling gets
         self.tail: Tensor | None = None  # what left the last block, only for mode="fuse"
+        self.images = 0  # of the batch
+        self.seconds: float | None = None  # from the first block to the last, where the handle asks for timing
+        self._start = 0.0
+
+    def call(self, block: nn.Module, last: bool, *args: Any, **kwargs: Any) -> Any:
+        """Call one of this forward's blocks."""
+        if self.owner is not None:
+            self.owner.last, self.owner = self, None
+            self.images = args[0].shape[0] if args and isinstance(args[0], Tensor) else 0
+            if self.attachment.timing:
+                self._start = now(args[0].device)
+        index = block.__dict__.get("_sieve_index")
+        if index is None:
+            out = block(*args, **kwargs)
+        elif not calls_its_class(block):
+            raise UnsupportedModelError(
+                f"block {index} was given a forward of its own after attach, which hides the reduced one: delete it "
+                "(del block.forward) and compile with block.compile() instead"
+            )
+        else:
+            out = block(*args, run=self, **kwargs)
+        if last and self._start:
+            self.seconds = now(out.device) - self._start
+        return out
 
     def enter(self, block: int, x: Tensor) -> State:
         """The state before `block`, into which x (B, L, D) goes."""
@@ -156,16 +182,11 @@ class Run:
 class Bound:
     """A block that knows the run it belongs to. Otherwise it is the block."""
 
-    def __init__(self, block: nn.Module, run: Run) -> None:
-        self.block, self.run = block, run
+    def __init__(self, block: nn.Module, run: Run, last: bool) -> None:
+        self.block, self.run, self.last = block, run, last
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        run = self.run
-        if run.owner is not None:
-            run.owner.last, run.owner = run, None
-        if hasattr(self.block, "_sieve_index"):
-            return self.block(*args, run=run, **kwargs)
-        return self.block(*args, **kwargs)
+        return self.run.call(self.block, self.last, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.block, name)
@@ -177,7 +198,7 @@ class SievedBlocks(nn.ModuleList):
     Not a Sequential itself: timm's `checkpoint_seq` would take its children one by one, past the run.
     """
 
-    attachment: Attachment
+    attachment: EncoderHandle
     last: Run | None
 
     def bound(self) -> list[Bound]:
@@ -188,7 +209,7 @@ class SievedBlocks(nn.ModuleList):
         if not torch.compiler.is_exporting():
             run.owner = self
         blocks = [block for block in self._modules.values() if block is not None]
-        return [Bound(block, run) for block in blocks]
+        return [Bound(block, run, block is blocks[-1]) for block in blocks]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.bound())

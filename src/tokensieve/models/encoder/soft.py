@@ -24,7 +24,8 @@ from tokensieve.core.reduction import CorrectedReduction, Reduction, take_tokens
 from tokensieve.core.relax import existence_bias, fold_masses, keep_gate
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.sieve import SieveMethod, unit_keys
-from tokensieve.models.attach import Attachment, attach
+from tokensieve.models.attach import attach_encoder
+from tokensieve.models.encoder.handle import EncoderHandle
 from tokensieve.models.encoder.run import Attended, Run, State
 
 __all__ = ["SoftRun", "attach_soft"]
@@ -36,7 +37,7 @@ class SoftRun(Run):
     tau: temperature of the relaxed decision, in units of log price.
     """
 
-    def __init__(self, attachment: Attachment, tau: float) -> None:
+    def __init__(self, attachment: EncoderHandle, tau: float) -> None:
         super().__init__(attachment)
         self.tau = tau
 
@@ -104,11 +105,11 @@ class SoftRun(Run):
         return there if state.bias is None else there + state.bias
 
 
-def attach_soft(model: nn.Module, method: SieveMethod, *, keep: Keep, tau: float = 0.5) -> Attachment:
+def attach_soft(model: nn.Module, method: SieveMethod, *, keep: Keep, tau: float = 0.5) -> EncoderHandle:
     """As `attach`, with forwards that a selection can be trained through."""
     if tau <= 0.0:
         raise OptionError(f"tau={tau}: a temperature above 0")
-    handle = attach(model, method, keep=keep)
+    handle = attach_encoder(model, method, keep=keep)
     if handle.pools_patches:
         handle.remove()
         raise UnsupportedModelError("this tower pools over patches: a selection is trained where the feature is CLS")

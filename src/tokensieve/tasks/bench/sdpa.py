@@ -7,13 +7,14 @@ import warnings
 from torch import nn
 
 from tokensieve.methods.registry import make_method
-from tokensieve.models.attach import Attachment, find_tower
+from tokensieve.models.attach import find_tower
+from tokensieve.models.encoder.handle import EncoderHandle
 
 __all__ = ["FusedBaseline", "attach_fused"]
 
 
-class FusedBaseline(Attachment):
-    """An attachment that runs every block our way - linear + scaled_dot_product_attention - and removes nothing.
+class FusedBaseline(EncoderHandle):
+    """A handle that runs every block our way - linear + scaled_dot_product_attention - and removes nothing.
 
     Plain keep-everything leaves the blocks alone. Stock nn.MultiheadAttention can be slower than linear + SDPA, and a
     reduction measured against stock alone would take credit for that difference. This is the fair opponent.
@@ -32,5 +33,5 @@ def attach_fused(model: nn.Module) -> FusedBaseline:
     )  # fmt: skip
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that nothing is reduced is the point
-        handle._install()
+        handle.install()
     return handle

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.methods.registry import make_method
-from tokensieve.models.attach import attach
+from tokensieve.models.attach import attach_encoder
 from tokensieve.models.encoder.run import Run
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import twin
@@ -96,7 +96,7 @@ def _candidates(patches: int, config: BenchConfig) -> dict[str, Callable[[], obj
 
 def _cut_alone(tower: nn.Module, method: str, x: Tensor) -> Callable[[], object]:
     """The cut of a reduced block, given what its attention has computed for x (B, 1+N, D)."""
-    handle = attach(tower, method, keep=_keep(method), at=0)
+    handle = attach_encoder(tower, make_method(method), keep=_keep(method), at=0)
     block = cast(Any, handle.blocks)[0]
     run = Run(handle)
     with torch.inference_mode():

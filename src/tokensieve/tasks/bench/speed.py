@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tokensieve.core.cost import Cost
 from tokensieve.errors import BudgetError
-from tokensieve.models.attach import Attachment, attach
+from tokensieve.models.attach import attach
+from tokensieve.models.handle import Handle
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import build_model, images, twin
 from tokensieve.tasks.bench.sdpa import attach_fused
@@ -40,7 +41,7 @@ class Candidate:
     method: str
     keep: int | float
     model: nn.Module
-    handle: Attachment | None
+    handle: Handle | None
 
     @property
     def name(self) -> str:
@@ -127,7 +128,7 @@ def speed_rows(
     return rows
 
 
-def _plan(handle: Attachment | None, cost: Cost) -> dict[str, Any]:
+def _plan(handle: Handle | None, cost: Cost) -> dict[str, Any]:
     """What was asked for and what it costs; `reduces` says so where nothing is removed."""
     return {
         "at": list(handle.at) if handle and handle.reduces else [],

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 
 from tokensieve.errors import UnsupportedModelError
-from tokensieve.models.attach import Attachment, attach
+from tokensieve.models.attach import attach
+from tokensieve.models.encoder.handle import EncoderHandle
+from tokensieve.models.handle import Handle
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.clip.config import SieveConfig
 from tokensieve.tasks.clip.load import Loaded, Loader
@@ -29,7 +31,7 @@ class Session:
 
     def __init__(self, config: SieveConfig, loader: Loader, model_type: str, speed_batches: int) -> None:
         self.config, self.loader, self.model_type, self.speed_batches = config, loader, model_type, speed_batches
-        self.handle: Attachment | None = None
+        self.handle: Handle | None = None
         self.speed: Speed | None = None
         self.text: str | None = None
         self.notes: dict[str, Any] = {}
@@ -47,7 +49,7 @@ class Session:
         self.speed = Speed(model, stock, self.speed_batches, device)
         return loaded._replace(model=model)
 
-    def _attach(self, model: nn.Module) -> Attachment:
+    def _attach(self, model: nn.Module) -> Handle:
         c = self.config
         keep = list(c.keep) if isinstance(c.keep, tuple) else c.keep
         with warnings.catch_warnings(record=True) as caught:
@@ -67,9 +69,8 @@ class Session:
             self.handle.text = features
             self.text = "class prompts" if self.config.method in _TEXT_METHODS else None
         elif self.config.method in _TEXT_METHODS:
-            raise UnsupportedModelError(
-                f"--method {self.config.method}: {self.handle.family.name} has no joint space for single patches"
-            )
+            name = cast(EncoderHandle, self.handle).family.name
+            raise UnsupportedModelError(f"--method {self.config.method}: {name} has no joint space for single patches")
 
     def facts(self) -> dict[str, Any]:
         """What was reduced, what it costs, how fast it ran: flat, None where it does not apply."""
@@ -109,7 +110,7 @@ class Session:
             "possible": cost.possible,
         }
 
-    def _look(self) -> Attachment | None:
+    def _look(self) -> Handle | None:
         """The untouched model's token counts; None for towers without a token sequence."""
         if self._stock is None:
             return None

@@ -1,0 +1,16 @@
+"""Clocks that wait for the device. Imports torch only."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+__all__ = ["now"]
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a clock that has waited for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
