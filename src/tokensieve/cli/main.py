@@ -17,11 +17,13 @@ __all__ = ["COMMANDS", "main"]
 COMMANDS = {
     "bench": "measure speed-up, selection's share and memory, next to what the MACs make possible",
     "build": "make one CSV of the result files of eval and sweep",
+    "check": "run the contract on a method of your own",
     "data": "get, make or check data sets",
     "demo": "see it work: the embedded CLIP untouched and reduced, a table and report.html",
     "eval": "run the CLIP benchmark with token reduction, or evaluate re-identification (reid) or LLaVA (vlm)",
     "extract": "features of one's own images, without labels, in a file",
     "methods": "list the token-reduction methods, or show one with its options",
+    "new": "write a method of your own, and its test, to start from",
     "plan": "cost on paper: GPU hours and money of a job, with and without token reduction",
     "report": "one HTML page from the records of runs: accuracy against speed, tokens, pictures, a sortable table",
     "search": "search methods, budgets and options by accuracy and MACs: the best, or the Pareto front, as YAML",
@@ -30,13 +32,29 @@ COMMANDS = {
     "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
 }
 
-# what only some commands need -> the extra that brings it
-_EXTRAS = {
+# what only some commands need -> the extra that brings it; a test compares this with pyproject.toml
+EXTRAS = {
     "accelerate": "train",
+    "braceexpand": "eval",
+    "clip_benchmark": "eval",
+    "jinja2": "eval",
+    "markupsafe": "eval",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
+    "onnxscript": "onnx",
+    "open_clip": "eval",
+    "optuna": "search",
     "pydantic": "train",
     "pytorch_metric_learning": "train",
+    "ray": "ray",
+    "requests": "eval",
+    "scipy": "eval",
+    "sklearn": "eval",
     "tensorboard": "train",
+    "timm": "eval",
+    "torchvision": "eval",
     "transformers": "transformers",
+    "webdataset": "eval",
 }
 
 _EPILOG = """commands:
@@ -60,9 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in _EXTRAS:
+        if missing not in EXTRAS:
             raise
-        extra = _EXTRAS[missing]
+        extra = EXTRAS[missing]
         print(f'tokensieve: error: this needs {missing}: pip install "tokensieve[{extra}]"', file=sys.stderr)
         return 2
     except KeyboardInterrupt:

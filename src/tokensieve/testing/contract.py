@@ -8,7 +8,7 @@ or, without pytest, with one: `check_method(MyMethod)`. A rule that fails raises
 on what input, and how. Rules on tensors show the method random views of the stages where it works; rules on models
 attach it to a tiny model of each family named in `models`, "llava" among them.
 
-Imports adapters, methods and core; pytest only inside `contract_cases`.
+Imports models, methods and core; pytest only inside `contract_cases`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokensieve.testing.tensor_rules import TENSOR_RULES
 from tokensieve.testing.vlm import TinyLlava, tiny_llava
 from tokensieve.testing.vlm_rules import VLM_RULES
 
-__all__ = ["MODEL_RULES", "TENSOR_RULES", "ContractError", "check_method", "contract_cases"]
+__all__ = ["MODEL_RULES", "TENSOR_RULES", "ContractError", "check_method", "contract_cases", "rules_of"]
 
 Make = Callable[[], Method]
 
@@ -64,6 +64,13 @@ def _in_llava(rule: Callable[[Make, TinyLlava], str | None]) -> Callable[[Make],
     return lambda make: rule(make, tiny_llava())
 
 
+def rules_of(
+    method: str | Method | type[Method] | Make, models: Sequence[str] | None, options: dict[str, Any]
+) -> Iterator[tuple[str, Callable[[], None]]]:
+    """(name, check) of every rule for a method; a check raises ContractError where the rule is broken."""
+    return _rules(_factory(method, options), models)
+
+
 def _rules(make: Make, models: Sequence[str] | None) -> Iterator[tuple[str, Callable[[], None]]]:
     for name, rule in TENSOR_RULES.items():
         yield name, partial(_run, name, rule, make)
@@ -86,7 +93,7 @@ def check_method(
     method: a registered name, a class or factory (with its options), or an instance.
     models: tiny models to attach it to (see `tiny_models`), or "llava"; none with (). None: the one of its stage.
     """
-    for _, rule in _rules(_factory(method, options), models):
+    for _, rule in rules_of(method, models, options):
         rule()
 
 
@@ -96,4 +103,4 @@ def contract_cases(
     """One pytest parameter for each rule, to be called without arguments. Arguments as in `check_method`."""
     import pytest
 
-    return [pytest.param(rule, id=name.replace(" ", "-")) for name, rule in _rules(_factory(method, options), models)]
+    return [pytest.param(rule, id=name.replace(" ", "-")) for name, rule in rules_of(method, models, options)]

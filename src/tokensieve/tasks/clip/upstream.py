@@ -43,7 +43,9 @@ def benchmark() -> Any:
         try:
             return importlib.import_module("clip_benchmark.cli")
         except ImportError as error:
-            raise MissingMaterialError(f"clip_benchmark cannot be imported: {error}") from None
+            raise MissingMaterialError(
+                f'the CLIP benchmark cannot be imported ({error}): pip install "tokensieve[eval]"'
+            ) from None
 
 
 @contextmanager
