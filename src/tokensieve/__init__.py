@@ -18,6 +18,9 @@ from tokensieve.utils.torchvision import arrange
 if TYPE_CHECKING:
     from tokensieve.core.reduction import Reduction
     from tokensieve.core.view import TokenView
+    from tokensieve.engines.base import Engine
+    from tokensieve.engines.export import export
+    from tokensieve.engines.load import load_engine
     from tokensieve.methods.base import Method, Selector
     from tokensieve.methods.registry import list_methods, make_method, register_method
     from tokensieve.models.attach import attach, attachment_of
@@ -29,6 +32,9 @@ arrange()
 
 _WHERE = {
     "Attachment": "models.handle",
+    "Engine": "engines.base",
+    "export": "engines.export",
+    "load_engine": "engines.load",
     "attach": "models.attach",
     "attachment_of": "models.attach",
     "Reduction": "core.reduction",
@@ -42,6 +48,7 @@ _WHERE = {
 
 __all__ = [
     "Attachment",
+    "Engine",
     "Method",
     "Reduction",
     "Selector",
@@ -49,7 +56,9 @@ __all__ = [
     "__version__",
     "attach",
     "attachment_of",
+    "export",
     "list_methods",
+    "load_engine",
     "make_method",
     "register_method",
 ]
