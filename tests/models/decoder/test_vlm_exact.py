@@ -403,6 +403,7 @@ def test_embeddings_instead_of_words_and_a_cache_that_is_cropped(case) -> None:
 def test_kv_bytes_are_what_the_schedule_says(case, vision) -> None:
     rows, new = [(3, 1, 5), (4, 1, 4)], 6
     with attach(SDPA, case) as handle:
+        handle.timing = True
         generate(SDPA, SDPA.prompts(rows), new)
         stats = handle.stats
     # two kv heads of twelve, keys and values, float32, two prompts; the last new token is never cached

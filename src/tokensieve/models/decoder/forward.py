@@ -203,7 +203,7 @@ class Pass:
         if all(n <= k for n, k in zip(before.left, wanted, strict=True)):
             self._note_all(index, before)
             return hidden
-        with timed(self.stats, "overhead_seconds", hidden.device):
+        with timed(self.stats, "overhead_seconds", hidden.device, self.attachment.timing):
             vision = self._vision(before)
             keep = ~vision
             size = before.size

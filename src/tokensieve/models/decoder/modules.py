@@ -98,7 +98,8 @@ class SievedLlava:
         **kwargs: Any,
     ) -> Any:
         """The untouched features, as ever: stage 1 happens in the forward. Only the time is taken."""
-        start = now(pixel_values.device)
+        timing = self._sieve_attachment.timing
+        start = now(pixel_values.device, timing)
         more = {"vision_feature_layer": vision_feature_layer, "image_sizes": image_sizes} | kwargs
         more["vision_feature_select_strategy"] = vision_feature_select_strategy
         if not hasattr(self, "image_newline"):  # LLaVA-NeXT asks for image_sizes by position
@@ -107,7 +108,7 @@ class SievedLlava:
         else:
             out = cast(Any, super()).get_image_features(pixel_values, more.pop("image_sizes"), **more)
         if not isinstance(out, tuple):
-            out.sieve_seconds = now(pixel_values.device) - start
+            out.sieve_seconds = now(pixel_values.device, timing) - start
         return out
 
     def forward(
@@ -173,7 +174,8 @@ class SievedLlava:
         here, before = _length(given, 1), past_length(cache, 0)
         mask = given["attention_mask"]
         new = None if mask is None else mask[:, -here:].bool()
-        if new is not None and bool(new.all()):
+        # a single new token is one that was just written: asking whether it counts would wait for the device
+        if new is not None and (here == 1 or bool(new.all())):
             new = None
         run.layout = Layout(valid=new)
         joined = join_keys(known.valid.get(0), new, _length(given, 0), before, here, _any_tensor(given), True)
@@ -190,6 +192,8 @@ class SievedLlava:
         positions = given["position_ids"]
         if positions is None:
             positions = first + torch.arange(here, device=first.device)
+        elif here == 1:
+            positions = torch.maximum(positions, first)
         elif bool((positions[:, :1] < first).any()):
             raise OptionError(
                 "these tokens were seen already: after stage 1 the cache is shorter than the prompt, so give only the "
@@ -350,7 +354,8 @@ class SievedGenerator:
             raise OptionError("logits_to_keep: tokens leave on the way, so give a number of last ones, not places")
         run = self._sieve_attachment.new_pass(self._sieve_attachment)
         device = cast(Tensor, input_ids if input_ids is not None else inputs_embeds).device
-        start = now(device)
+        timing = self._sieve_attachment.timing
+        start = now(device, timing)
         if image_sizes is not None:
             kwargs["image_sizes"] = image_sizes
         out = cast(nn.Module, super()).forward(
@@ -359,7 +364,7 @@ class SievedGenerator:
             vision_feature_select_strategy=vision_feature_select_strategy, logits_to_keep=logits_to_keep,
             mm_encoder_outputs=mm_encoder_outputs, sieve=run, **kwargs,
         )  # fmt: skip
-        spent = now(device) - start
+        spent = now(device, timing) - start
         if run.prefill:
             encoded_here = run.stats.vision_seconds if mm_encoder_outputs is None else 0.0
             run.stats.prefill_seconds = spent - encoded_here

@@ -69,7 +69,8 @@ def encode(model: Any, pixels: Tensor, layer: Any = None, strategy: str | None =
         raise UnsupportedModelError(
             f"stage 1 knows images of one size and features without CLS; here: strategy {strategy!r}, sizes {sizes!r}"
         )
-    start = now(pixels.device)
+    timing = model._sieve_attachment.timing
+    start = now(pixels.device, timing)
     states = model.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
     layers = [layer] if isinstance(layer, int) else list(layer)
     tokens = states[layers[0]] if len(layers) == 1 else torch.cat([states[i] for i in layers], dim=-1)
@@ -79,7 +80,7 @@ def encode(model: Any, pixels: Tensor, layer: Any = None, strategy: str | None =
     number = [torch.full((tokens.shape[1] - prefix,), i) for i in range(tokens.shape[0])]
     return Encoded(
         tokens, states[deepest - 1] if deepest else None, blocks[deepest - 1] if deepest else None, prefix, has_cls,
-        deepest / len(blocks), now(pixels.device) - start, number,
+        deepest / len(blocks), now(pixels.device, timing) - start, number,
     )  # fmt: skip
 
 
@@ -121,7 +122,7 @@ def project(
     if keep >= n:
         _note(run, torch.arange(n, device=tokens.device).expand(tokens.shape[0], -1), None, rows, n)
         return model.multi_modal_projector(tokens[:, prefix:]), None
-    with timed(run.stats, "overhead_seconds", tokens.device):
+    with timed(run.stats, "overhead_seconds", tokens.device, attachment.timing):
         learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
             asked = run.asked(vision, valid) if method.reads_text else None

@@ -14,13 +14,13 @@ __all__ = ["Stats", "now", "timed"]
 
 
 @contextmanager
-def timed(stats: Stats, name: str, device: torch.device) -> Iterator[None]:
-    """Add the seconds that the block takes to one of the stats."""
-    start = now(device)
+def timed(stats: Stats, name: str, device: torch.device, timing: bool) -> Iterator[None]:
+    """Add the seconds that the block takes to one of the stats, where `timing` asks for it."""
+    start = now(device, timing)
     try:
         yield
     finally:
-        setattr(stats, name, getattr(stats, name) + now(device) - start)
+        setattr(stats, name, getattr(stats, name) + now(device, timing) - start)
 
 
 @dataclass
@@ -31,7 +31,8 @@ class Stats:
     vision_tokens_per_layer: vision tokens among them, mean over the batch. vision_tokens: before any reduction.
     For each prompt: text_of_prompts, vision_of_prompts (before any reduction) and vision_left (layer by layer).
     kv_bytes_per_layer: the cache now, over the whole batch. Seconds: of the vision tower with its projector, of the
-    prefill without it, of all decoding steps, and of the method's own work, which is part of the prefill's.
+    prefill without it, of all decoding steps, and of the method's own work, which is part of the prefill's; 0.0 unless
+    `handle.timing` was set to True before the forward, as taking time waits for the device.
     """
 
     batch: int = 0

@@ -95,7 +95,7 @@ def measure_vlm(config: BenchConfig, tick: Callable[[str], None]) -> list[dict[s
         calls = {c.name: partial(_prefill, c.model, prompts) for c in candidates}
         prefill = interleave(calls, config.rounds, config.device, partial(tick, f"vlm: prefill, batch {batch}"))
         with torch.inference_mode():
-            caches = {c.name: _prefill(c.model, prompts) for c in candidates}
+            caches = {c.name: _timed_prefill(c, prompts) for c in candidates}
         bytes_ = {name: _kv_bytes(cache) for name, cache in caches.items()}
         calls = {c.name: partial(_decode, c.model, caches[c.name], batch) for c in candidates}
         decode = interleave(calls, config.rounds, config.device, partial(tick, f"vlm: decoding, batch {batch}"))
@@ -105,6 +105,17 @@ def measure_vlm(config: BenchConfig, tick: Callable[[str], None]) -> list[dict[s
 
 def _prefill(model: Any, prompts: dict[str, Tensor]) -> Any:
     return model(**prompts, logits_to_keep=1).past_key_values
+
+
+def _timed_prefill(candidate: Candidate, prompts: dict[str, Tensor]) -> Any:
+    """With the clocks of `stats`, which the rounds go without: they wait for the device."""
+    if candidate.handle is not None:
+        candidate.handle.timing = True
+    try:
+        return _prefill(candidate.model, prompts)
+    finally:
+        if candidate.handle is not None:
+            candidate.handle.timing = False
 
 
 def _decode(model: Any, cache: Any, batch: int) -> None:

@@ -120,6 +120,7 @@ def attach_reduced(model: Any, options: VlmEvalOptions) -> tuple[Any, VlmAttachm
         at=at, schedule=options.schedule, positions=options.positions,
     )  # fmt: skip
     handle = cast(VlmAttachment, handle)
+    handle.timing = True  # the method's own time is one of the figures
     if options.positions is not None and handle.first is None:
         raise OptionError(f"--positions {options.positions}: {options.method} takes nothing out before the decoder")
     if options.schedule is not None and not handle.at:
