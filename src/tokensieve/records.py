@@ -20,6 +20,7 @@ from typing import Any
 
 from tokensieve._version import VERSION
 from tokensieve.errors import RecordError
+from tokensieve.utils.files import check_writable, write_whole
 from tokensieve.utils.machine import cpu_model
 
 __all__ = [
@@ -99,45 +100,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def check_writable(path: str | Path) -> Path:
-    """Make sure, before hours of measuring, that a record can be written there; missing folders are made."""
-    path = Path(path)
-    if path.is_dir():
-        raise RecordError(f"cannot write {path}: it is a folder")
-    above = next((parent for parent in path.parents if parent.exists()), None)
-    if above is not None and not above.is_dir():
-        raise RecordError(f"cannot write {path}: {above} is a file, not a folder")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        probe = _beside(path)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
-    return path
-
-
 def write_record(record: Record, path: str | Path) -> None:
     """Write JSON whole or not at all. NaN, inf -> null."""
     text = json.dumps(_plain(asdict(record)), indent=2, allow_nan=False, ensure_ascii=False)
     write_whole(path, (text + "\n").encode())
-
-
-def write_whole(path: str | Path, data: bytes) -> None:
-    """Write a file whole or not at all: under another name in the same folder first, then renamed."""
-    path = check_writable(path)
-    part = _beside(path)
-    try:
-        part.write_bytes(data)
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def _beside(path: Path) -> Path:
-    """A temporary name in the same folder, of this process alone."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import tokensieve
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
-from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError
+from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnsupportedModelError
 from tokensieve.methods.sieve import SieveMethod
 from tokensieve.methods.trained.learned import (
     BOUND,
@@ -164,21 +164,21 @@ def test_wrong_files_are_errors_that_name_them(tmp_path):
         Learned(adapter=str(tmp_path / "absent.safetensors"))
     path = tmp_path / "cut.safetensors"
     path.write_bytes(adapter_bytes(_networks(), {})[:-40])
-    with pytest.raises(OptionError, match=r"cut\.safetensors is no whole safetensors file"):
+    with pytest.raises(RecordError, match=r"cut\.safetensors: truncated or not a safetensors file"):
         Learned(adapter=path)
     path = tmp_path / "text.safetensors"
     path.write_text("no tensors")
-    with pytest.raises(OptionError, match=r"text\.safetensors is no whole"):
+    with pytest.raises(RecordError, match=r"text\.safetensors: truncated or not a"):
         Learned(adapter=path)
     path = tmp_path / "other.safetensors"
     save_file({"first": torch.zeros(2)}, path)
-    with pytest.raises(OptionError, match=r"other\.safetensors has the format None"):
+    with pytest.raises(RecordError, match=r"other\.safetensors has the format None"):
         Learned(adapter=path)
     facts = {"format": "tokensieve-select-2", "depth": "4", "width": "9"}
     for state in ({"first": torch.zeros(2)}, {"last": torch.zeros(2)}, _networks().state_dict()):
         path = tmp_path / "odd.safetensors"
         save_file(state, path, metadata=facts)
-        with pytest.raises(OptionError, match=r"odd\.safetensors contradicts itself"):
+        with pytest.raises(OptionError, match=r"odd\.safetensors: its header does not match its tensors"):
             Learned(adapter=path)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tokensieve.errors import MissingMaterialError
+from tokensieve.errors import DataError
 from tokensieve.report.pictures import (
     COLOURS,
     Panel,
@@ -111,6 +111,6 @@ def test_photos_are_turned_and_what_is_none_is_named(tmp_path: Path) -> None:
     for name, data in bad.items():
         (tmp_path / name).write_bytes(data)
     for name in (*bad, "absent.jpg", "."):
-        with pytest.raises(MissingMaterialError, match="cannot read") as caught:
+        with pytest.raises(DataError, match="cannot be read") as caught:
             read_photo(tmp_path / name)
         assert "\n" not in str(caught.value)

@@ -125,7 +125,7 @@ def test_a_truncated_checkpoint_is_refused_by_name(tmp_path, share):
     last = checkpoints_in(tmp_path / "checkpoints")[-1]
     data = last.read_bytes()
     last.write_bytes(data[: int(share * len(data))])
-    with pytest.raises(RecordError, match=f"{last.name} is not whole.*delete it"):
+    with pytest.raises(RecordError, match=f"{last.name}: truncated.*delete it"):
         fit(Toy(), CONFIG, tmp_path, resume=True)
 
 
@@ -151,7 +151,7 @@ def test_state_comes_back_as_it_was(tmp_path):
 
 def test_another_safetensors_file_is_no_checkpoint(whole):
     _, _, folder = whole
-    with pytest.raises(RecordError, match="no checkpoint of a training run"):
+    with pytest.raises(RecordError, match="has the format 'toy'"):
         load_checkpoint(folder / "last.safetensors")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tokensieve.errors import OptionError
-
 EPILOG = """examples:
   tokensieve data vqa-synthetic -o data/vqa                            200 held-out scenes, a question of each kind
   tokensieve data vqa-synthetic -o data/vqa --images 1000 --each 3 --seed 7
@@ -26,8 +24,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from tokensieve.tasks.vlm.data import write_synthetic
 
-    if args.seed < 0:
-        raise OptionError(f"--seed {args.seed}: at least 0")
     count = write_synthetic(args.output, args.images, args.seed, args.split, args.each)
     print(f"{args.images} images, {count} questions: {args.output}")
     return 0

@@ -74,21 +74,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(list(sys.argv[1:] if argv is None else argv))
     except TokensieveError as error:
-        print(f"tokensieve: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        return _refused(str(error))
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in EXTRAS:
             raise
-        extra = EXTRAS[missing]
-        print(f'tokensieve: error: this needs {missing}: pip install "tokensieve[{extra}]"', file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("tokensieve: interrupted", file=sys.stderr)
-        return 130
+        return _refused(f'this needs {missing}: pip install "tokensieve[{EXTRAS[missing]}]"')
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.errno is None:  # a library's own error, not the system's
+            raise
+        what = error.strerror or str(error)
+        return _refused(what if error.filename is None else f"{error.filename}: {what}")
+    except MemoryError:
+        return _refused("out of memory: give a smaller batch, fewer images or a smaller model")
+    except KeyboardInterrupt:
+        print("tokensieve: interrupted", file=sys.stderr)
+        return 130
+
+
+def _refused(message: str) -> int:
+    """The exit code of what cannot be done, after one line on stderr that says why."""
+    print(f"tokensieve: error: {' '.join(message.split())}", file=sys.stderr)
+    return 2
 
 
 def _run(argv: list[str]) -> int:

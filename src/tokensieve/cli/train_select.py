@@ -6,7 +6,6 @@ from argparse import ArgumentParser, Namespace
 from functools import partial
 from pathlib import Path
 
-from tokensieve.errors import OptionError
 from tokensieve.tasks.arguments import keep_number
 from tokensieve.utils.progress import bars
 
@@ -50,8 +49,6 @@ def run(args: Namespace) -> int:
         held_out=args.held_out, steps=args.steps, batch_size=args.batch_size, lr=args.lr, kl=args.kl, tau=args.tau,
         keep=tuple(args.keep), every=args.every, seed=args.seed,
     )  # fmt: skip
-    if args.images is not None and args.images < 1:
-        raise OptionError(f"--images {args.images}: at least 1")
     check_writable(args.output)
     files = None if args.photos is None else photos_in(args.photos, args.images)
     subject, transform = default_subject(kl=config.kl)

@@ -31,14 +31,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     import torch
 
-    from tokensieve.errors import OptionError
     from tokensieve.tasks.vlm.config import load_config
     from tokensieve.tasks.vlm.train import build_task, plan_only, task_plan, train_vlm
     from tokensieve.training.distributed import join, leave, rank
 
     if args.threads is not None:
-        if args.threads < 1:
-            raise OptionError(f"--threads {args.threads}: at least 1")
         torch.set_num_threads(args.threads)
     more = [*args.overrides, *([f"output_dir={args.output}"] if args.output else [])]
     config = load_config(args.config, more)

@@ -41,8 +41,6 @@ def run(args: Namespace) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise OptionError("train vlm-base trains in one process: start it without torchrun or `accelerate launch`")
     if args.threads is not None:
-        if args.threads < 1:
-            raise OptionError(f"--threads {args.threads}: at least 1")
         torch.set_num_threads(args.threads)
     folder = args.output or cache_folder() / "vlm-base"
     config = BaseConfig(

@@ -1,6 +1,6 @@
 """Pictures of a selection: the photo with dropped patches dimmed, and scores as a heat map over it.
 
-A leaf: imports numpy, PIL and errors, never torch.
+A leaf: imports numpy, PIL, errors and utils, never torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageDraw, ImageFont
 
-from tokensieve.errors import MissingMaterialError
+from tokensieve.utils.images import read_image
 
 __all__ = [
     "COLOURS",
@@ -79,12 +79,7 @@ class Panel:
 
 def read_photo(path: str | Path) -> Image.Image:
     """A photo as RGB, turned as its camera says. What is no whole image is an error that names it."""
-    try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or "no image, or cut short"
-        raise MissingMaterialError(f"cannot read {path}: {reason}") from None
+    return read_image(path, upright=True)
 
 
 def draw_photo(photo: Image.Image, grid: tuple[int, int]) -> Image.Image:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from tokensieve.core.budget import parse_keep
@@ -24,14 +26,29 @@ __all__ = [
 
 
 _BUDGETS = {"k", "m", "adapter"}  # options that are a budget by themselves: anchor's, and what was trained for one
+# flag -> the smallest and, where there is one, the largest number that it may have
+_RANGES: dict[str, tuple[int, int | None]] = {
+    "batch": (1, None), "batch_size": (1, None), "cameras": (1, None), "each": (1, None), "epochs": (1, None),
+    "every": (1, None), "gpus": (0, None), "held_out": (1, None), "images": (1, None), "lists": (0, None),
+    "new_tokens": (1, None), "num_workers": (0, 1024), "rounds": (1, None), "samples": (0, None),
+    "sampler_seed": (0, 2**32 - 1), "seed": (0, 2**32 - 1), "speed_batches": (0, None), "start": (0, None),
+    "steps": (1, None), "threads": (1, 4096), "tower_batch": (1, None), "tower_steps": (1, None),
+    "trials": (1, None), "workers": (0, 1024),
+}  # fmt: skip
+_MAY_BE_EMPTY = {"pretrained", "missing", "overrides", "options"}
 _PAIR = re.compile(r"[A-Za-z_]\w*=")
 
 
 class Parser(argparse.ArgumentParser):
-    """Keeps the layout of texts, takes no abbreviated flags, and raises instead of printing its usage."""
+    """Keeps the layout of texts, takes no abbreviated flags, and raises instead of printing its usage.
+
+    Numbers are finite, whole numbers fit 64 bits, and no text or path is empty: for every flag of every command.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **settings)
+        for kind, reader in ((Path, _path), (int, _whole), (float, _finite)):
+            self.register("type", kind, reader)
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """As parse_args, with a hint for a flag that does not exist."""
@@ -41,11 +58,59 @@ class Parser(argparse.ArgumentParser):
             raise UnknownNameError(f"{self.prog} does not know {rest[0]!r}.{nearest(rest[0], known)}")
         return found
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+        """As argparse's, and the numbers are in the range that their flag's name has in every command."""
+        found, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(found, action.dest, None)
+            for each in value if isinstance(value, list) else [value]:
+                if each != action.default:
+                    _check_given(action, each)
+        return found, rest
+
     def error(self, message: str) -> NoReturn:
         for action in self._actions:  # what may follow, and is not required, is listed by argparse as if it were
             if action.nargs == "*" and not action.option_strings:
                 message = message.replace(f", {action.metavar}", "")
         raise OptionError(f"{message} (see `{self.prog} --help`)")
+
+
+def _check_given(action: argparse.Action, value: Any) -> None:
+    """Raise where a value is out of the range that its flag has in every command, or empty."""
+    name = "/".join(action.option_strings) or str(action.metavar)
+    if isinstance(value, str) and not value.strip() and action.dest not in _MAY_BE_EMPTY:
+        raise OptionError(f"{name}: it is empty: give a value, or leave it out")
+    least, most = _RANGES.get(action.dest, (None, None))
+    if least is None or not isinstance(value, int | float):
+        return
+    if value < least or (most is not None and value > most):
+        raise OptionError(f"{name} {value}: {f'at least {least}' if most is None else f'{least} to {most}'}")
+
+
+def _path(text: str) -> Path:
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: give a value, or leave it out")
+    return Path(text)
+
+
+def _finite(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text}: give a finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a whole number") from None
+    if abs(value) >= 2**63:
+        raise argparse.ArgumentTypeError(f"{text[:40]} is too large")
+    return value
 
 
 def budget(text: str) -> int | float | list[int | float]:
@@ -98,6 +163,8 @@ def option_pairs(pairs: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise OptionError(f"{pair!r} is no KEY=VALUE")
         found[key] = _value(value)
+        if isinstance(found[key], float) and not math.isfinite(found[key]):
+            raise OptionError(f"{pair}: give a finite number")
     return found
 
 

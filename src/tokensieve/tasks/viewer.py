@@ -25,12 +25,12 @@ from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.models.attach import Mode, attach
 from tokensieve.report.pictures import Selection
 from tokensieve.tasks.bench.models import check_model
+from tokensieve.utils.images import image_files
 from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = ["DEFAULT_MODEL", "Request", "Viewer", "find_photos", "load_viewer", "sample_photos"]
 
 DEFAULT_MODEL = "vit-s14"
-_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
 _SAMPLES = (0, 7, 17, 4)  # of twenty: one subject small, large and spread out, and several subjects
 
 
@@ -149,7 +149,7 @@ def find_photos(paths: Sequence[str | Path], most: int = 8) -> list[Path]:
     found: list[Path] = []
     for path in map(Path, paths):
         if path.is_dir():
-            images = sorted(p for p in path.iterdir() if p.suffix.lower() in _ENDINGS)
+            images = image_files(path)
             if not images:
                 raise MissingMaterialError(f"no image in folder {path}")
             found += images[:most]

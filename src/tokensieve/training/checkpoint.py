@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from tokensieve.errors import MissingMaterialError, RecordError
+from tokensieve.utils.tensor_files import read_facts, read_tensors, save_tensors
 
-__all__ = ["checkpoints_in", "latest", "load_checkpoint", "prune", "save_checkpoint", "save_tensors"]
+__all__ = ["checkpoints_in", "latest", "load_checkpoint", "prune", "save_checkpoint"]
 
 FORMAT = "tokensieve-checkpoint-1"
 _NAME = re.compile(r"step-(\d{8})\.safetensors")
@@ -27,40 +27,17 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     return path
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], about: dict[str, str]) -> None:
-    """A safetensors file, whole or not at all: under another name first, on the disk, then renamed."""
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        save_file(tensors, part, metadata=about)
-        part.chmod(0o644)  # the writer makes it private
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
-
-
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Read one back. A file that is missing, cut short or something else is an error that names it."""
-    from safetensors import SafetensorError, safe_open
-
-    if not path.is_file():
-        raise MissingMaterialError(f"checkpoint {path}: there is no such file")
     try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise RecordError(
-            f"checkpoint {path} is not whole ({error}): delete it to go on from the one before it"
-        ) from None
-    if about.get("format") != FORMAT:
-        raise RecordError(f"{path} is no checkpoint of a training run (no format {FORMAT!r} in it)")
-    state: dict[str, Any] = _unpack(json.loads(about["state"]), tensors)
+        tensors, about = read_tensors(path, "checkpoint", format=FORMAT)
+    except RecordError as error:
+        raise RecordError(f"{error}: delete it to go on from the one before it") from None
+    plain = read_facts(about, "state", f"checkpoint {path}")
+    try:
+        state: dict[str, Any] = _unpack(plain, tensors)
+    except (KeyError, TypeError, ValueError):
+        raise RecordError(f"checkpoint {path}: its header does not match its tensors") from None
     return state
 
 

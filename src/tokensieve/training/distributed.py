@@ -13,19 +13,21 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokensieve.errors import MissingMaterialError, OptionError, ProcessLostError
+from tokensieve.errors import MissingMaterialError, OptionError, ProcessLostError, TokensieveError
+from tokensieve.utils.files import only_run
 from tokensieve.utils.processes import rank, world_size
 
 __all__ = [
     "average_gradients", "average_numbers", "first_alone", "from_first", "gather_in_turn", "gather_with_gradient",
-    "join", "leave", "own_part", "own_rows", "own_share", "rank", "shares", "wait", "world_size",
+    "join", "leave", "only_run_of_all", "own_part", "own_rows", "own_share", "rank", "shares", "wait", "world_size",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -155,6 +157,22 @@ def from_first(value: T) -> T:
     with _together():
         dist.broadcast_object_list(box, src=0)
     return box[0]
+
+
+@contextmanager
+def only_run_of_all(place: Path) -> Iterator[None]:
+    """`utils.files.only_run`, held by the first process for all of them; where it is refused, it is in each."""
+    with ExitStack() as held:
+        refused: TokensieveError | None = None
+        if rank() == 0:
+            try:
+                held.enter_context(only_run(place))
+            except TokensieveError as error:
+                refused = error
+        refused = from_first(refused)
+        if refused is not None:
+            raise refused
+        yield
 
 
 def average_numbers(numbers: Mapping[str, float | Tensor]) -> dict[str, float]:

@@ -22,7 +22,14 @@ from tokensieve.training.checkpoint import (
     prune,
     save_checkpoint,
 )
-from tokensieve.training.distributed import average_gradients, average_numbers, from_first, rank, wait
+from tokensieve.training.distributed import (
+    average_gradients,
+    average_numbers,
+    from_first,
+    only_run_of_all,
+    rank,
+    wait,
+)
 from tokensieve.training.schedule import warmup_cosine
 from tokensieve.training.task import Step, Task, Validation
 
@@ -56,7 +63,7 @@ class FitConfig:
         for name in ("steps", "validate_every", "checkpoint_every", "keep_checkpoints", "log_every"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)}: at least 1")
-        if self.clip is not None and self.clip <= 0:
+        if self.clip is not None and not self.clip > 0:
             raise OptionError(f"clip={self.clip}: above 0, or none")
         if self.precision not in PRECISIONS:
             raise OptionError(f"precision={self.precision!r}: one of {', '.join(PRECISIONS)}")
@@ -129,6 +136,10 @@ class _Loop:
         return rank() == 0
 
     def run(self, resume: bool) -> FitResult:
+        with only_run_of_all(self.folder):
+            return self._run(resume)
+
+    def _run(self, resume: bool) -> FitResult:
         if resume:
             self._take_up(latest(self.folder / CHECKPOINTS))
         elif checkpoints_in(self.folder / CHECKPOINTS):
@@ -150,6 +161,8 @@ class _Loop:
             batch = send_to_device(next(batches), self.accelerator.device)
             self._learn(batch, step, log)
             last = step + 1 == c.steps
+            if last or (step + 1) % min(c.validate_every, c.checkpoint_every) == 0:
+                self._check_weights()
             if last or (step + 1) % c.validate_every == 0:
                 self._judge(log)
             if last or (step + 1) % c.checkpoint_every == 0:
@@ -174,6 +187,7 @@ class _Loop:
             found = self.task.step(batch, step)
         losses = self._losses(found, step)
         norms = self._backward(found)
+        self._check_norms(norms, step)
         for name, optimiser in self.optimisers.items():
             if name in found.losses:
                 optimiser.step()
@@ -193,8 +207,31 @@ class _Loop:
         losses = average_numbers(found.losses)
         for name in losses:
             if not math.isfinite(losses[name]):
-                raise OptionError(f"the loss of {name} is {losses[name]} at step {step}: lower the learning rate")
+                raise self._diverged(f"the loss of {name} is {losses[name]} at step {step}")
         return losses
+
+    def _check_norms(self, norms: dict[str, float], step: int) -> None:
+        """Raise before an optimiser takes a step by a gradient that is NaN or infinite.
+
+        With a scaler (fp16) an overflow is expected: it leaves the step out and lowers its scale.
+        """
+        if self.accelerator.scaler is None:
+            for name, norm in norms.items():
+                if not math.isfinite(norm):
+                    raise self._diverged(f"the gradient's {name} is {norm} at step {step}")
+
+    def _check_weights(self) -> None:
+        """Raise before weights that are NaN or infinite are evaluated or written over good ones."""
+        for name, module in self.task.modules.items():
+            for key, value in module.state_dict().items():
+                if value.is_floating_point() and not bool(value.isfinite().all()):
+                    step = self.result.step
+                    raise self._diverged(f"{key} of {name} has NaN or infinite values after step {step}")
+
+    def _diverged(self, what: str) -> OptionError:
+        kept = checkpoints_in(self.folder / CHECKPOINTS)
+        good = f"; the last good checkpoint is {kept[-1]}" if kept else ""
+        return OptionError(f"{what}: lower the learning rate{good}")
 
     def _backward(self, found: Step) -> dict[str, float]:
         """Each loss to its own parameters; then all gradients averaged over processes and clipped. The norms."""

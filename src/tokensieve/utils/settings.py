@@ -23,7 +23,7 @@ Count = Annotated[int, Field(ge=0)]
 class Section(BaseModel):
     """A part of a configuration; unknown keys are refused, nothing changes later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 Whole = TypeVar("Whole", bound=Section)

@@ -7,7 +7,6 @@ May import: numpy, pillow. Imported by tasks, benchmarks and tests.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -17,9 +16,11 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 
 from tokensieve.errors import MissingMaterialError
+from tokensieve.utils.files import whole_file
+from tokensieve.utils.images import read_image
+from tokensieve.utils.tensor_files import load_npz
 
 __all__ = ["CLASSES", "cache_folder", "fetch_cifar10", "load_cifar10"]
 
@@ -46,8 +47,8 @@ def load_cifar10(split: str) -> tuple[np.ndarray, np.ndarray]:
     path = cache_folder() / f"cifar10-{split}.npz"
     if not path.is_file():
         fetch_cifar10()
-    with np.load(path) as data:
-        return data["images"], data["labels"]
+    data = load_npz(path, "CIFAR-10")
+    return data["images"], data["labels"]
 
 
 def fetch_cifar10(archive: Path | None = None) -> Path:
@@ -88,11 +89,9 @@ def _member(tar: tarfile.TarFile, name: str) -> bytes:
 
 def _sheet(data: bytes) -> np.ndarray:
     """A PNG with one flattened 32 x 32 image a row -> (N, 32, 32, 3)."""
-    with Image.open(io.BytesIO(data)) as sheet:
-        return np.array(sheet.convert("RGB")).reshape(-1, 32, 32, 3)
+    return np.array(read_image(data, "a sheet of CIFAR-10")).reshape(-1, 32, 32, 3)
 
 
 def _write(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
-    part = path.with_suffix(".part.npz")
-    np.savez_compressed(part, images=images, labels=labels)
-    part.replace(path)
+    with whole_file(path) as part, part.open("wb") as file:
+        np.savez_compressed(file, images=images, labels=labels)

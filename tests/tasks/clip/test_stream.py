@@ -249,7 +249,7 @@ def test_a_run_goes_on_and_repeats_no_finished_shard(tiny, big, tmp_path, capsys
     assert said.count("\n") == 1
     (out / "1.safetensors").write_bytes(b"half a file")
     assert extract(tiny, big / "test", "-o", out) == 2
-    assert "1.safetensors is no whole file of features" in capsys.readouterr().err
+    assert "1.safetensors: truncated or not a safetensors file" in capsys.readouterr().err
 
 
 def test_a_command_that_fails_does_not_take_the_folder(tiny, big, tmp_path, capsys):
@@ -283,13 +283,13 @@ def test_another_shard_under_the_same_name_is_refused(tiny, big, tmp_path, capsy
 def test_what_cannot_be_read_is_counted_and_named_or_an_error(tiny, spoiled, tmp_path, capsys):
     assert extract(tiny, spoiled / "test", "-o", tmp_path / "out") == 0
     said = capsys.readouterr()
-    assert said.err == f"tokensieve: note: 2: {SPOILED} cannot be read: no image\n"
+    assert said.err == f"tokensieve: note: 2: {SPOILED} cannot be read: not an image\n"
     assert "all shards: 49 images, 1 samples could not be read" in said.out
     with safe_open(tmp_path / "out" / "2.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["bad"]) == [[SPOILED, "no image"]]
+        assert json.loads(file.metadata()["bad"]) == [[SPOILED, "not an image"]]
     assert extract(tiny, spoiled / "test", "-o", tmp_path / "strict", "--strict") == 2
     hint = "without --strict it is left out and told"
-    assert capsys.readouterr().err == f"tokensieve: error: 2: {SPOILED} cannot be read: no image; {hint}\n"
+    assert capsys.readouterr().err == f"tokensieve: error: 2: {SPOILED} cannot be read: not an image; {hint}\n"
     assert sorted(path.stem for path in (tmp_path / "strict").glob("*.safetensors")) == ["0", "1"]
 
 
@@ -361,7 +361,7 @@ def test_files_that_are_something_else_are_refused(tmp_path):
 
     save_file({"features": torch.zeros(1, 1)}, torch_file)
     assert load_file(torch_file)
-    with pytest.raises(RecordError, match="no file of `tokensieve extract clip`"):
+    with pytest.raises(RecordError, match="not a file of `tokensieve extract clip`"):
         list(load_features(tmp_path))
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.errors import OptionError
+from tokensieve.utils.tensor_files import fill_module, read_facts, read_tensors
 
 __all__ = ["BEST", "FORMAT", "about_adapter", "adapter_tensors", "fill", "read_adapter"]
 
@@ -39,31 +40,17 @@ def read_adapter(path: str | Path, part: str) -> tuple[dict[str, Any], dict[str,
 
     A file that is missing, cut short, something else, or without that part is an error that names it.
     """
-    from safetensors import SafetensorError, safe_open
-
     path = Path(path)
     path = path / BEST if path.is_dir() else path
-    if not path.is_file():
-        raise MissingMaterialError(f"adapter {path}: there is no such file; `tokensieve train vlm` writes one")
-    try:
-        with safe_open(path, "pt") as file:
-            header = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise OptionError(f"adapter {path} is no whole safetensors file: {error}") from None
-    if header.get("format") != FORMAT:
-        raise OptionError(f"adapter {path} has the format {header.get('format')!r}, expected {FORMAT!r}")
-    shapes = json.loads(header["shapes"])
+    found, header = read_tensors(path, "adapter", format=FORMAT, by="`tokensieve train vlm`")
+    shapes, about = (read_facts(header, key, f"adapter {path}") for key in ("shapes", "about"))
     if part not in shapes:
         raise OptionError(f"adapter {path} has no {part} in it, only {', '.join(shapes)}")
     weights = {name.removeprefix(f"{part}."): value for name, value in found.items() if name.startswith(f"{part}.")}
-    return shapes[part], weights, json.loads(header["about"])
+    return shapes[part], weights, about
 
 
 def fill(part: nn.Module, weights: Mapping[str, Tensor], path: str | Path) -> None:
     """Put a file's weights into a freshly built part; what does not fit names the file."""
-    try:
-        part.load_state_dict(dict(weights))
-    except RuntimeError:
-        raise OptionError(f"adapter {path} contradicts itself: its tensors are not those its header says") from None
+    fill_module(part, weights, f"adapter {path}")
     part.requires_grad_(False).eval()

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from tokensieve.core.reduction import CorrectedReduction, Reduction, take_tokens
 from tokensieve.core.view import TokenView
-from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError
+from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.base import check
 from tokensieve.methods.sieve import SieveMethod
+from tokensieve.utils.tensor_files import read_tensors
 
 __all__ = ["FORMAT", "SHIPPED", "Learned", "ScoringNetworks", "adapter_bytes", "adapter_file", "load_adapter"]
 
@@ -172,19 +173,9 @@ def adapter_file(path: str | Path) -> Path:
 def load_adapter(path: str | Path) -> ScoringNetworks:
     """The networks in a file, or those that are shipped under a name. A file that is missing, cut short or something
     else is an error that names it."""
-    from safetensors import SafetensorError, safe_open
-
     path = adapter_file(path)
-    if not Path(path).is_file():
-        raise MissingMaterialError(f"adapter {path}: there is no such file")
-    try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            state = {name: file.get_tensor(name).float() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise OptionError(f"adapter {path} is no whole safetensors file: {error}") from None
-    if about.get("format") != FORMAT:
-        raise OptionError(f"adapter {path} has the format {about.get('format')!r}, expected {FORMAT!r}")
+    found, about = read_tensors(path, "adapter", format=FORMAT)
+    state = {name: value.float() for name, value in found.items()}
     shapes = {name: tuple(value.shape) for name, value in state.items()}
     try:
         depth, inputs, hidden = shapes["first"]
@@ -195,7 +186,7 @@ def load_adapter(path: str | Path) -> ScoringNetworks:
     except (KeyError, ValueError):
         sound = False
     if not sound:
-        raise OptionError(f"adapter {path} contradicts itself: it says {about}, its tensors are {shapes}")
+        raise OptionError(f"adapter {path}: its header does not match its tensors: it says {about}, they are {shapes}")
     networks = ScoringNetworks(depth, inputs - FACTS, hidden)
     networks.load_state_dict(state)
     return networks.requires_grad_(False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import io
 import math
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +35,8 @@ from tokensieve.training.distributed import (
     wait,
     world_size,
 )
+from tokensieve.utils.files import whole_file
+from tokensieve.utils.tensor_files import save_tensors
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.cifar10 import CLASSES, cache_folder, load_cifar10
 
@@ -124,9 +125,8 @@ def tower_features(
         chunk = np.ascontiguousarray(images[start : start + SHARD])
         path = folder / f"{hashlib.sha256(chunk.tobytes()).hexdigest()[:24]}.npy"
         if not path.is_file():
-            part = path.with_name(f".{path.stem}.{os.getpid()}.npy")
-            np.save(part, _encode(chunk, tower).numpy())
-            part.replace(path)
+            with whole_file(path) as part, part.open("wb") as file:
+                np.save(file, _encode(chunk, tower).numpy())
         parts.append(torch.from_numpy(np.load(path)))
         tick(len(chunk))
     return torch.cat(gather_in_turn(parts))
@@ -292,12 +292,6 @@ def _zero_shot(image: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor) -
 
 def save(result: AlignResult, path: Path, config: AlignConfig) -> None:
     """Write the trained tensors as safetensors, whole or not at all, with the recipe in its metadata."""
-    from safetensors.torch import save_file
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     recipe = {key: str(value) for key, value in vars(config).items()}
     recipe |= {"held_out_accuracy": f"{result.held_out_accuracy:.4f}", "epoch": str(result.epoch)}
-    save_file(result.state, part, metadata=recipe)
-    part.chmod(0o644)  # the writer makes it private
-    part.replace(path)
+    save_tensors(path, result.state, recipe)

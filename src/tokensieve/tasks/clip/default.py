@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import MissingMaterialError
+from tokensieve.utils.tensor_files import read_tensors
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.minilm import minilm_folder
 
@@ -70,11 +71,9 @@ def _quiet() -> Iterator[None]:
 
 def load_default_clip(device: str = "cpu") -> tuple[nn.Module, Callable[..., Tensor], Callable[..., Tensor]]:
     """(model, transform, tokenizer), as clip-benchmark's loaders return them."""
-    from safetensors.torch import load_file
-
     path = _shipped("vit-s14-minilm.safetensors")
     model = build_default_clip()
-    state = load_file(path)
+    state, _ = read_tensors(path)
     if set(state) != set(TRAINED):
         raise MissingMaterialError(f"{path.name} holds {sorted(state)}, expected {sorted(TRAINED)}")
     model.load_state_dict(state, strict=False)

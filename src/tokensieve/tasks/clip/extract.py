@@ -7,12 +7,11 @@ for name, keys, features in load_features(Path("features")):    # (N, E), in the
 from __future__ import annotations
 
 import json
-import os
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from tokensieve.tasks.clip.load import Loader, check_model
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.shards import Shard
 from tokensieve.tasks.clip.stream import Parts, Tally, own_shards, pieces, this_device
-from tokensieve.training.checkpoint import save_tensors
+from tokensieve.utils.files import whole_file
+from tokensieve.utils.tensor_files import read_header, read_tensors, save_tensors
 
 __all__ = ["ExtractConfig", "Extraction", "extract_clip", "load_features", "merge_features", "totals"]
 
@@ -156,15 +156,9 @@ def _write(path: Path, shard: Shard, keys: list[str], found: list[Tensor], bad: 
 
 def _about(path: Path) -> dict[str, str]:
     """The header of a shard's file."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "pt") as file:
-            about: dict[str, str] = file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise RecordError(f"{path} is no whole file of features ({error}): delete it to make it again") from None
-    if about.get("format") != FORMAT:
-        raise RecordError(f"{path} is no file of `tokensieve extract clip` (no format {FORMAT!r} in it)")
+    about = read_header(path, "features")
+    if about.get("format") != FORMAT or not {"shard", "mark", "keys", "bad"} <= about.keys():
+        raise RecordError(f"{path} is not a file of `tokensieve extract clip` (no format {FORMAT!r} in it)")
     return about
 
 
@@ -174,14 +168,12 @@ def _mark(path: Path) -> str:
 
 def load_features(folder: Path) -> Iterator[tuple[str, list[str], Tensor]]:
     """(shard, keys, features (N, E)) of each file, by name; one in memory at a time."""
-    from safetensors.torch import load_file
-
     files = sorted(folder.glob(f"*{ENDING}"))
     if not files:
         raise MissingMaterialError(f"{folder}: no features are in it")
     for path in files:
         about = _about(path)
-        yield about["shard"], json.loads(about["keys"]), load_file(path)["features"]
+        yield about["shard"], json.loads(about["keys"]), _features(path)
 
 
 def totals(folder: Path, shards: Sequence[Shard]) -> tuple[int, int]:
@@ -206,33 +198,20 @@ def merge_features(folder: Path, shards: Sequence[Shard], path: Path) -> int:
     if not any(lengths):
         raise DataError(f"--merge {path}: not one image of these shards could be read")
     like = next(_features(file) for file, rows in zip(files, lengths, strict=True) if rows)
-    part, keys_part = (path.with_name(f".{path.name}.{os.getpid()}.{what}part") for what in ("", "keys."))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        out = np.lib.format.open_memmap(part, "w+", like.numpy().dtype, (sum(lengths), like.shape[1]))
-        with keys_part.open("w", encoding="utf-8") as lines:
-            _fill(out, lines, shards, files, lengths)
-        out.flush()
-        keys_part.replace(path.with_suffix(".keys.jsonl"))
-        part.replace(path)
-    except OSError as error:
-        raise RecordError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        part.unlink(missing_ok=True)
-        keys_part.unlink(missing_ok=True)
+    about = {"descr": np.lib.format.dtype_to_descr(like.numpy().dtype), "fortran_order": False}
+    with (
+        whole_file(path.with_suffix(".keys.jsonl")) as keys_part,
+        whole_file(path) as part,
+        keys_part.open("w", encoding="utf-8") as lines,
+        part.open("wb") as out,
+    ):
+        np.lib.format.write_array_header_1_0(out, {**about, "shape": (sum(lengths), like.shape[1])})
+        for shard, file, rows in zip(shards, files, lengths, strict=True):
+            if rows:
+                out.write(np.ascontiguousarray(_features(file).numpy()).data)
+            lines.writelines(json.dumps([shard.name, key]) + "\n" for key in json.loads(_about(file)["keys"]))
     return sum(lengths)
 
 
-def _fill(out: Any, lines: TextIO, shards: Sequence[Shard], files: Sequence[Path], lengths: Sequence[int]) -> None:
-    row = 0
-    for shard, file, rows in zip(shards, files, lengths, strict=True):
-        if rows:
-            out[row : row + rows] = _features(file).numpy()
-        lines.writelines(json.dumps([shard.name, key]) + "\n" for key in json.loads(_about(file)["keys"]))
-        row += rows
-
-
 def _features(path: Path) -> Tensor:
-    from safetensors.torch import load_file
-
-    return load_file(path)["features"]
+    return read_tensors(path, "features", finite=False)[0]["features"]

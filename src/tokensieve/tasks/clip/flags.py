@@ -142,13 +142,7 @@ def _settle(own: Namespace, found: Namespace, defaults: dict[str, Any]) -> None:
     if own.amp and not found.amp:
         raise OptionError("--amp and --no_amp contradict each other")
     found.amp = own.amp or (found.amp and torch.cuda.is_available())
-    if own.speed_batches < 0:
-        raise OptionError(f"--speed_batches {own.speed_batches}: at least 0")
-    if found.batch_size < 1:
-        raise OptionError(f"--batch_size {found.batch_size}: at least 1")
     if own.images is not None:
-        if own.images < 1:
-            raise OptionError(f"--images {own.images}: at least 1")
         found.images = own.images  # beside clip_benchmark's own, so that it is part of what a result is of
 
 

@@ -7,8 +7,8 @@ Features are cached for each configuration, whole or not at all.
 
 from __future__ import annotations
 
+import io
 import math
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.records import write_whole
 
 __all__ = ["Fit", "Split", "cached", "collect", "evaluate", "top_k_accuracy"]
 
@@ -93,10 +94,9 @@ def _features(model: nn.Module, loader: Iterable[Any], path: Path, device: str, 
     if path.is_file():
         return _read(path)
     split = collect(model, loader, device, normalize, amp)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    torch.save(split._asdict(), part)
-    part.replace(path)
+    buffer = io.BytesIO()
+    torch.save(split._asdict(), buffer)
+    write_whole(path, buffer.getvalue())
     return split
 
 

@@ -39,6 +39,7 @@ from tokensieve.training.distributed import (
     wait,
     world_size,
 )
+from tokensieve.utils.images import ENDINGS, image_files, read_image
 
 __all__ = ["Judgement", "Photos", "SelectConfig", "Subject", "default_subject", "distillation_loss", "keep_for",
            "photos_in", "state_file", "train_select"]  # fmt: skip
@@ -46,7 +47,6 @@ __all__ = ["Judgement", "Photos", "SelectConfig", "Subject", "default_subject", 
 CPU = torch.device("cpu")
 SPEEDS = (2.0, 3.0)
 PRICE = 0.05  # of the learning rate, for what changes the choice
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class SelectConfig:
         for name in ("held_out", "steps", "batch_size", "every"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)}: at least 1")
-        if self.lr <= 0 or self.tau <= 0 or self.kl < 0:
-            raise OptionError(f"lr={self.lr}, tau={self.tau} lie above 0, kl={self.kl} is at least 0")
+        if not (0 < self.lr < math.inf and 0 < self.tau < math.inf and 0 <= self.kl < math.inf):
+            raise OptionError(f"lr={self.lr}, tau={self.tau}: above 0; kl={self.kl}: at least 0; all of them finite")
 
 
 @dataclass(frozen=True)
@@ -106,22 +106,16 @@ class Photos:
     def _open(item: np.ndarray | Path) -> Any:
         if not isinstance(item, Path):
             return item
-        from PIL import Image
-
-        try:
-            with Image.open(item) as image:
-                return image.convert("RGB")
-        except OSError as error:
-            raise MissingMaterialError(f"{item} is no image that can be read: {error}") from None
+        return read_image(item)
 
 
 def photos_in(folder: Path, most: int | None = None) -> list[Path]:
     """The image files in a folder and below, by name."""
     if not folder.is_dir():
         raise MissingMaterialError(f"--photos {folder}: there is no such folder")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    found = image_files(folder, below=True)
     if not found:
-        raise MissingMaterialError(f"--photos {folder}: no {', '.join(SUFFIXES)} files in it")
+        raise MissingMaterialError(f"--photos {folder}: no {', '.join(ENDINGS)} files in it")
     return found[:most]
 
 

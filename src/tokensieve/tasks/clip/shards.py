@@ -13,13 +13,18 @@ import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from tokensieve.errors import DataError, MissingMaterialError, OptionError
+from tokensieve.utils.files import open_regular
+from tokensieve.utils.images import ENDINGS, is_image_name
 
 __all__ = ["IMAGES", "Sample", "Shard", "find_shards", "read_shard"]
 
-IMAGES = ("webp", "png", "jpg", "jpeg")  # endings, in the order in which they are looked for
+# endings, in the order in which they are looked for in a sample: the first four as webdataset does
+IMAGES = tuple(dict.fromkeys(("webp", "png", "jpg", "jpeg", *(ending[1:] for ending in ENDINGS))))
+MOST_SHARDS = 100_000  # of a pattern
 FILES = 1000  # images of a folder that make one shard
 _BLOCK = 512  # of a tar file; its end is two of zeros
 _ENDING = re.compile(r"^((?:.*/)?[^./][^/.]*)\.([^/]+)$")
@@ -97,10 +102,12 @@ def _expanded(word: str) -> list[Path]:
     from braceexpand import braceexpand
 
     try:
-        paths = [Path(each) for each in braceexpand(word)]
+        names = list(islice(braceexpand(word), MOST_SHARDS + 1))
     except ValueError as error:  # unbalanced
-        raise OptionError(f"{word}: its braces are no pattern ({error})") from None
-    return _there(paths, word)
+        raise OptionError(f"{word}: its braces are not a pattern ({error})") from None
+    if len(names) > MOST_SHARDS:
+        raise OptionError(f"{word}: the pattern stands for more than {MOST_SHARDS:,} shards")
+    return _there([Path(each) for each in names], word)
 
 
 def _there(paths: list[Path], word: str) -> list[Path]:
@@ -129,7 +136,7 @@ def _image_shards(folder: Path, lead: str) -> list[Shard]:
     found: list[str] = []
     for where, below, names in os.walk(folder):
         below.sort()
-        inside = [name for name in names if name.rpartition(".")[2].lower() in IMAGES and not name.startswith(".")]
+        inside = [name for name in names if is_image_name(name) and not name.startswith(".")]
         found += [Path(where, name).relative_to(folder).as_posix() for name in inside]
     if not found:
         raise MissingMaterialError(f"{folder}: neither .tar files nor images ({', '.join(IMAGES)}) are in it")
@@ -159,7 +166,8 @@ def read_shard(shard: Shard) -> Iterator[Sample]:
 def _read_files(shard: Shard) -> Iterator[Sample]:
     for name in shard.files:
         try:
-            yield Sample(name, {name.rpartition(".")[2].lower(): (shard.path / name).read_bytes()})
+            with os.fdopen(open_regular(shard.path / name), "rb") as file:
+                yield Sample(name, {name.rpartition(".")[2].lower(): file.read()})
         except OSError as error:
             yield Sample(name, {}, error.strerror or str(error))
 
@@ -176,12 +184,15 @@ def _check_end(path: Path) -> None:
 
 def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
     """Names and contents of its regular files, as they come."""
+    size = path.stat().st_size
     while True:
         info = tar.next()
         if info is None:
             break
         tar.members.clear()  # type: ignore[attr-defined]  # tarfile keeps them all otherwise
         if info.isreg():
+            if info.issparse() or info.offset_data + info.size > size:  # tiny on the disk, huge in memory
+                raise DataError(f"shard {path}: {info.name} claims {info.size:,} bytes, more than the file holds")
             reader = tar.extractfile(info)
             assert reader is not None
             yield info.name, reader.read()

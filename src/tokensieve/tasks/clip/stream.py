@@ -6,7 +6,6 @@ Whatever cannot be read is counted and named; what was made of a shard is writte
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from tokensieve.errors import DataError, OptionError, one_line
 from tokensieve.records import check_writable, differences, read_json, write_whole
 from tokensieve.tasks.clip.shards import IMAGES, Sample, Shard, read_shard
+from tokensieve.utils.images import read_image
 
 __all__ = ["Parts", "Piece", "Tally", "own_shards", "pieces", "this_device"]
 
@@ -89,21 +89,16 @@ class _Stream(IterableDataset[Piece]):
 
 
 def _image(sample: Sample) -> Any:
-    from PIL import Image
-
     if sample.problem:
         raise DataError(sample.problem)
     for ending in IMAGES:
         if ending in sample.parts:
-            with Image.open(io.BytesIO(sample.parts[ending])) as image:
-                return image.convert("RGB")
+            return read_image(sample.parts[ending], "image")
     raise DataError(f"it has no image ({', '.join(IMAGES)})")
 
 
 def _why(error: Exception) -> str:
-    if type(error).__name__ == "UnidentifiedImageError":  # its own words are about an object in memory
-        return "no image"
-    return one_line(error, 120)
+    return one_line(error, 120).removeprefix("image cannot be read: ")
 
 
 def pieces(

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from tokensieve.errors import DataError, OptionError
 from tokensieve.tasks.reid.augment import Augmentation, draw_augmentation
 from tokensieve.tasks.reid.layouts import Found, Layout, Problem, Sample, layout_named, scan
+from tokensieve.utils.images import open_image
 
 __all__ = ["Problem", "ReidImages", "ReidSet", "Sample", "check_set", "load_set", "split_validation"]
 
@@ -116,14 +117,12 @@ def _decodable(found: Found) -> tuple[list[Sample], list[Problem]]:
 def _fault(path: Path, strip: bool) -> str:
     """Why a file cannot be used; empty where it can."""
     try:
-        with Image.open(path) as image:
+        with open_image(path, "image") as image:
             image.load()
             if strip and (image.width % 3 or image.width < 3 * image.height // 2):
                 return f"{image.width} x {image.height} is no strip of three images"
-    except Image.DecompressionBombError:
-        return "too large for an image of one person or vehicle"
-    except (OSError, ValueError, SyntaxError) as error:
-        return "cut short" if "truncated" in str(error).lower() else "no readable image"
+    except DataError as error:
+        return str(error).removeprefix("image ").removeprefix("is ").removeprefix("cannot be read: ")
     return ""
 
 
@@ -161,7 +160,7 @@ def _upright_or_wide(layout: Layout, samples: Sequence[Sample]) -> tuple[int, in
     """The layout's size, turned where the first image is wider than high."""
     if not samples:
         return layout.size
-    with Image.open(next(iter(samples[0].paths.values()))) as image:
+    with open_image(next(iter(samples[0].paths.values()))) as image:
         wide = image.width > image.height
     return (layout.size[1], layout.size[0]) if wide else layout.size
 

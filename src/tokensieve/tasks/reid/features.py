@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import io
 import json
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from tokensieve.tasks.reid.evaluate import Ranking, rank
 from tokensieve.tasks.reid.model import ReidModel
 from tokensieve.training.distributed import gather_in_turn, world_size
 from tokensieve.training.distributed import rank as rank_of_run
+from tokensieve.utils.tensor_files import load_npz, read_facts, read_tensors
 
 __all__ = [
     "ENDINGS",
@@ -218,30 +218,23 @@ def save_features(path: Path, table: FeatureTable) -> None:
 def load_features(path: Path) -> FeatureTable:
     """Read them back. A file that is missing, cut short or something else is an error that names it."""
     check_ending(path)
-    try:
-        arrays, about = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is no whole file of features: {error}") from None
+    arrays, about = _read_npz(path) if path.suffix == ".npz" else _read_safetensors(path)
     if about.get("format") != FORMAT or set(arrays) != set(_ARRAYS):
         raise DataError(f"{path} holds no features of `tokensieve extract reid` or `eval reid --export`")
-    facts = json.loads(about["facts"])
-    names, modalities = json.loads(about["names"]), tuple(facts["modalities"])
-    return FeatureTable(**arrays, names=names, modalities=modalities, by_scene=facts["by_scene"], about=facts["about"])
+    facts, names = (read_facts(about, key, f"features {path}") for key in ("facts", "names"))
+    try:
+        rest = {"modalities": tuple(facts["modalities"]), "by_scene": facts["by_scene"], "about": facts["about"]}
+    except (KeyError, TypeError):
+        raise DataError(f"features {path}: its header has no valid 'facts'") from None
+    return FeatureTable(**arrays, names=names, **rest)
 
 
 def _read_npz(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name in _ARRAYS}
-        return arrays, {name: str(file[name]) for name in ("format", "facts", "names") if name in file.files}
+    found = load_npz(path, "features")
+    arrays = {name: array for name, array in found.items() if name in _ARRAYS}
+    return arrays, {name: str(found[name]) for name in ("format", "facts", "names") if name in found}
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, "np") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(str(error)) from None
+    tensors, about = read_tensors(path, "features")
+    return {name: tensor.numpy() for name, tensor in tensors.items()}, about

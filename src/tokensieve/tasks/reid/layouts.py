@@ -19,9 +19,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from tokensieve.errors import DataError, UnknownNameError, nearest
+from tokensieve.utils.images import image_files, open_image
 
 __all__ = [
-    "ENDINGS",
     "LAYOUTS",
     "SPLITS",
     "Found",
@@ -33,7 +33,6 @@ __all__ = [
     "scan_images",
 ]
 
-ENDINGS = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"}
 SPLITS = ("train", "query", "gallery")
 THREE = ("rgb", "nir", "tir")
 
@@ -60,8 +59,8 @@ class Sample:
         return k * width // n, 0, (k + 1) * width // n, height
 
     def open(self, modality: str) -> Image.Image:
-        """The image of one modality, RGB, turned as its camera says. An unreadable file is an OSError of PIL's."""
-        with Image.open(self.paths[modality]) as image:
+        """The image of one modality, RGB, turned as its camera says. An unreadable file is a DataError."""
+        with open_image(self.paths[modality]) as image:
             whole = _eight_bit(ImageOps.exif_transpose(image)).convert("RGB")
         return whole.crop(self.crop_box(modality, whole.size)) if modality in self.parts else whole
 
@@ -269,7 +268,7 @@ def _images(folder: Path) -> list[Path]:
     """Image files by name; hidden files and other kinds (Thumbs.db, lists) are no part of a set."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.suffix.lower() in ENDINGS and not p.name.startswith("."))
+    return image_files(folder)
 
 
 def _subfolders(folder: Path) -> list[Path]:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 
 from tokensieve.core.cost import Cost, encoder_cost
 from tokensieve.core.reduction import Reduction
-from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError, nearest
+from tokensieve.errors import OptionError, RecordError, UnknownNameError, nearest, one_line
 from tokensieve.tasks.reid.backbones import build_backbone, pixel_stats
 from tokensieve.tasks.reid.compress import build_compressor
 from tokensieve.tasks.reid.config import ReidConfig, parse_config
 from tokensieve.tasks.reid.sdtps import SDTPS
-from tokensieve.training.checkpoint import save_tensors
 from tokensieve.training.distributed import gather_with_gradient, own_rows
+from tokensieve.utils.tensor_files import fill_module, read_facts, read_tensors, save_tensors
 
 __all__ = ["BNNeck", "ReidModel", "ReidOutput", "load_checkpoint", "save_model"]
 
@@ -215,22 +215,15 @@ def save_model(model: ReidModel, path: Path) -> None:
 
 def load_checkpoint(path: str | Path) -> tuple[ReidModel, ReidConfig]:
     """The model in a file, in evaluation mode, and its configuration. Another file is an error that names it."""
-    from safetensors import SafetensorError, safe_open
-
-    if not Path(path).is_file():
-        raise MissingMaterialError(f"ReID model {path}: there is no such file; `tokensieve train reid` writes one")
+    name = f"ReID model {path}"
+    state, about = read_tensors(path, "ReID model", format=FORMAT, by="`tokensieve train reid`")
     try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise RecordError(f"ReID model {path} is no whole safetensors file: {error}") from None
-    if about.get("format") != FORMAT:
-        raise RecordError(f"{path} is no ReID model (format {about.get('format')!r}, expected {FORMAT!r})")
-    config = parse_config(json.loads(about["config"]))
-    shape: dict[str, Any] = json.loads(about["shape"])
-    model = ReidModel(
-        config, tuple(shape["size"]), shape["modalities"], shape["classes"], shape["cameras"], pretrained=False
-    )
-    model.load_state_dict(state)
+        config = parse_config(read_facts(about, "config", name))
+        shape: dict[str, Any] = read_facts(about, "shape", name)
+        model = ReidModel(
+            config, tuple(shape["size"]), shape["modalities"], shape["classes"], shape["cameras"], pretrained=False
+        )
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        raise RecordError(f"{name}: its header does not describe a model ({one_line(error, 200)})") from None
+    fill_module(model, state, name)
     return model.eval(), config

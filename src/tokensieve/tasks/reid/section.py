@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from tokensieve.errors import MissingMaterialError
+from tokensieve.errors import DataError
 from tokensieve.report import runs as r
 from tokensieve.report.page import render
 from tokensieve.report.pictures import draw_kept, jpeg_uri, read_photo
@@ -102,7 +102,7 @@ def _photos(entry: Run, root: Path) -> dict[str, Image.Image]:
     for modality, file in files.items():
         try:
             photo = read_photo(root / str(file))
-        except MissingMaterialError:
+        except DataError:
             return {}
         if modality in parts:  # the k-th of n images side by side
             k, n = parts[modality]

@@ -9,7 +9,7 @@ training.
 
 from __future__ import annotations
 
-import tempfile
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from tokensieve.errors import OptionError
+from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.records import new_record, write_record
 from tokensieve.tasks.vlm.muon import Muon
 from tokensieve.tasks.vlm.packing import Words
@@ -29,7 +29,10 @@ from tokensieve.tasks.vlm.scenes import Scenes, make_scenes
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava, image_tensor
 from tokensieve.tasks.vlm.teach import TowerTeacher, answer_logits, answer_loss, blind_level, draw_pack, judge_answers
 from tokensieve.training import FitConfig, Step, Validation, fit
-from tokensieve.training.checkpoint import save_tensors
+from tokensieve.training.checkpoint import checkpoints_in
+from tokensieve.training.loop import CHECKPOINTS
+from tokensieve.utils.files import only_run, whole_folder
+from tokensieve.utils.tensor_files import save_tensors
 
 __all__ = ["BaseConfig", "DecoderTask", "TowerTask", "final_judgement", "save_small_llava", "train_base"]
 
@@ -75,8 +78,9 @@ class BaseConfig:
                 raise OptionError(f"{name}={getattr(self, name)}: at least 1")
         if not 0 <= self.terse_until <= 1:
             raise OptionError(f"terse_until={self.terse_until}: from 0 to 1")
-        if self.lr <= 0 or self.tower_lr <= 0:
-            raise OptionError(f"lr={self.lr}, tower_lr={self.tower_lr}: above 0")
+        for name in ("lr", "tower_lr"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise OptionError(f"{name}={getattr(self, name)}: above 0, and finite")
 
     def facts(self, *names: str) -> dict[str, Any]:
         """The settings that change what comes out of a stage."""
@@ -188,6 +192,15 @@ def train_base(
 
     resume: go on in the stage that was interrupted. tick: called with the stage's name and the steps done.
     """
+    if resume and not checkpoints_in(folder / "tower" / CHECKPOINTS):
+        raise MissingMaterialError(f"{folder}: there is no run to resume; leave --resume out to start anew")
+    with only_run(folder):
+        return _train_stages(config, folder, resume, tell, tick)
+
+
+def _train_stages(
+    config: BaseConfig, folder: Path, resume: bool, tell: Callable[[str], None], tick: Callable[[str, int], None]
+) -> Any:
     processor = build_processor()
     words = Words(processor.tokenizer.get_vocab())
     model = build_small_llava(config.sizes, processor.tokenizer, config.seed)
@@ -196,7 +209,7 @@ def train_base(
     )  # fmt: skip
     for name, task, steps in stages:
         place = folder / name
-        begun = (place / "checkpoints").is_dir() and any((place / "checkpoints").iterdir())
+        begun = bool(checkpoints_in(place / CHECKPOINTS))
         settings = FitConfig(
             steps=steps, warmup=min(steps, 50), validate_every=config.every, checkpoint_every=config.checkpoint_every,
             seed=config.seed, device="cpu",
@@ -226,11 +239,6 @@ def final_judgement(config: BaseConfig, model: Any, words: Words) -> list[dict[s
 def save_small_llava(model: Any, processor: Any, folder: Path) -> None:
     """A folder for plain `from_pretrained`: configuration, weights, tokenizer, image processor. Whole or not at all."""
     model.requires_grad_(True).eval()
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
-        part = Path(scratch) / folder.name
+    with whole_folder(folder) as part:
         model.save_pretrained(part)
         processor.save_pretrained(part)
-        if folder.exists():
-            folder.rename(Path(scratch) / "old")
-        part.rename(folder)

@@ -22,6 +22,7 @@ from tokensieve.errors import DataError, OptionError
 from tokensieve.records import write_whole
 from tokensieve.tasks.vlm.questions import KINDS, Question, ask
 from tokensieve.tasks.vlm.scenes import SPLITS, make_scenes
+from tokensieve.utils.images import read_image
 
 __all__ = [
     "VisualQuestion",
@@ -92,11 +93,7 @@ def _question(path: Path, number: int, line: str) -> VisualQuestion:
 
 def load_image(path: Path) -> Image.Image:
     """The picture as RGB; one that cannot be read is named."""
-    try:
-        with Image.open(path) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"image {path} cannot be read: {error}") from None
+    return read_image(path)
 
 
 def draw_questions(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,13 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
+from tokensieve.errors import DataError
 from tokensieve.report import runs as r
 from tokensieve.report.page import render
 from tokensieve.report.pictures import draw_kept, draw_photo, jpeg_uri
 from tokensieve.report.runs import Run
 from tokensieve.tasks.vlm.table import COSTS, written
+from tokensieve.utils.images import read_image
 
 __all__ = ["Vlm", "is_vlm", "with_baselines"]
 
@@ -118,9 +119,8 @@ def _photo(uri: Any) -> Image.Image | None:
     if head not in ("data:image/jpeg", "data:image/png"):
         return None
     try:
-        with Image.open(io.BytesIO(base64.b64decode(data, validate=True))) as image:
-            return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, binascii.Error):
+        return read_image(base64.b64decode(data, validate=True))
+    except (DataError, binascii.Error):
         return None
 
 

@@ -38,7 +38,6 @@ from tokensieve.tasks.vlm.losses import (
 )
 from tokensieve.tasks.vlm.plan import TEXT, Plan, make_plan, own_macs, tokens_per_layer
 from tokensieve.training import FitConfig, FitResult, Step, Validation, fit
-from tokensieve.training.checkpoint import save_tensors
 from tokensieve.training.distributed import (
     average_numbers,
     gather_in_turn,
@@ -47,6 +46,7 @@ from tokensieve.training.distributed import (
     rank,
     world_size,
 )
+from tokensieve.utils.tensor_files import save_tensors
 
 __all__ = ["VlmTask", "build_task", "plan_only", "task_plan", "train_vlm"]
 
