@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.search.space import Parameter, fault_of
-from tokensieve.utils.settings import Count, Positive, Section
+from tokensieve.utils.settings import Count, Positive, Section, Seed
 
 __all__ = ["EvalSearchConfig", "ManagerSettings", "Objective", "SearchSettings", "contradiction"]
 
@@ -54,7 +54,7 @@ class SearchSettings(Section):
     objectives: tuple[Objective, ...] = ()
     space: dict[str, Parameter] = {}  # noqa: RUF012  # pydantic copies it
     sampler: Literal["tpe", "random"] = "tpe"
-    sampler_seed: Count = 0
+    sampler_seed: Seed = 0
     stop_hopeless: Literal["median", "percentile", "none"] = "median"
     stop_percentile: Annotated[float, Field(gt=0, lt=100)] = 25.0
     stop_after_trials: Count = 5

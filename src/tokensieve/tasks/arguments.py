@@ -58,7 +58,7 @@ class Parser(argparse.ArgumentParser):
             raise UnknownNameError(f"{self.prog} does not know {rest[0]!r}.{nearest(rest[0], known)}")
         return found
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As argparse's, and the numbers are in the range that their flag's name has in every command."""
         found, rest = super().parse_known_args(args, namespace)
         for action in self._actions:

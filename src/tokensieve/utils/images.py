@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from tokensieve.errors import DataError
 from tokensieve.utils.files import open_regular
@@ -84,7 +84,7 @@ def _no_size_warnings() -> None:
 
 
 @contextmanager
-def _stream(source: str | Path | bytes) -> Iterator[io.BufferedIOBase]:
+def _stream(source: str | Path | bytes) -> Iterator[IO[bytes]]:
     if isinstance(source, bytes):
         yield io.BytesIO(source)
         return

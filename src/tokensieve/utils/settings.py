@@ -13,11 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tokensieve.errors import OptionError, UnknownNameError, nearest
 from tokensieve.utils.yaml import safe_yaml
 
-__all__ = ["Count", "Positive", "Ratio", "Section", "keys_of", "parse_settings"]
+__all__ = ["Count", "Positive", "Ratio", "Section", "Seed", "keys_of", "parse_settings"]
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 
 class Section(BaseModel):

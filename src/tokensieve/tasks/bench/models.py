@@ -27,6 +27,8 @@ def check_model(name: str) -> None:
 
 def check_device(device: str) -> None:
     """Raise where the device is none, or not on this machine."""
+    if device.partition(":")[0] == "meta":
+        raise OptionError(f"device {device!r} computes nothing: there is no time to measure")
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
-from tokensieve.utils.settings import Count, Positive, Ratio, Section, parse_settings
+from tokensieve.utils.settings import Count, Positive, Ratio, Section, Seed, parse_settings
 from tokensieve.utils.yaml import read_yaml
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
@@ -50,6 +50,11 @@ class ModelSection(Section):
     def _fits(self) -> ModelSection:
         if self.WIDTH % self.HEADS:
             raise ValueError(f"WIDTH {self.WIDTH} cannot be split among {self.HEADS} HEADS")
+        if self.TRANSFORMER_TYPE == "small" and self.PRETRAIN_PATH:
+            raise ValueError(
+                f"PRETRAIN_PATH {self.PRETRAIN_PATH}: TRANSFORMER_TYPE small starts from random weights; "
+                "name an open_clip model, or leave it out"
+            )
         return self
 
 
@@ -93,7 +98,7 @@ class SolverSection(Section):
     EVAL_PERIOD: Positive = 200
     CHECKPOINT_PERIOD: Positive = 100
     PRECISION: Literal["auto", "no", "fp16", "bf16"] = "auto"
-    SEED: Count = 0
+    SEED: Seed = 0
 
 
 class TestSection(Section):
@@ -109,7 +114,7 @@ class ReidConfig(Section):
     DATALOADER: DataloaderSection = DataloaderSection()
     SOLVER: SolverSection = SolverSection()
     TEST: TestSection = TestSection()
-    OUTPUT_DIR: str = "runs/reid"
+    OUTPUT_DIR: Annotated[str, Field(min_length=1)] = "runs/reid"
     manager_settings: ManagerSettings = ManagerSettings()
     search_settings: SearchSettings = SearchSettings()
 

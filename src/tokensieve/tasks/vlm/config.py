@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
-from tokensieve.utils.settings import Count, Positive, Ratio, Section, parse_settings
+from tokensieve.utils.settings import Count, Positive, Ratio, Section, Seed, parse_settings
 from tokensieve.utils.yaml import read_yaml
 
 __all__ = ["GENERATED", "LLAVA_15", "SMALL", "VlmConfig", "load_config", "parse_config"]
@@ -48,7 +48,7 @@ class DlSettings(Section):
     eval_every: Positive = 200
     checkpoint_every: Positive = 200
     precision: Literal["auto", "no", "fp16", "bf16"] = "auto"
-    seed: Count = 0
+    seed: Seed = 0
 
 
 class TrainerSettings(Section):
@@ -131,7 +131,7 @@ class VlmConfig(Section):
     search_settings: SearchSettings = SearchSettings()
     backbone_settings: BackboneSettings = BackboneSettings()
     dataset_settings: DatasetSettings = DatasetSettings()
-    output_dir: str = "outputs"
+    output_dir: Annotated[str, Field(min_length=1)] = "outputs"
 
     @model_validator(mode="after")
     def _fits(self) -> VlmConfig:
