@@ -9,7 +9,9 @@ import torch
 
 from tokensieve.core.score import (
     attention_columns,
+    attention_log_sum,
     attention_received,
+    attention_rows,
     cosine,
     diversity,
     image_hash,
@@ -161,3 +163,31 @@ def test_unit_noise_takes_any_seed(seed):
     place = torch.arange(9).unsqueeze(0)
     noise = unit_noise(torch.zeros(1, dtype=torch.int64), place, seed)
     assert not torch.equal(noise, unit_noise(torch.zeros(1, dtype=torch.int64), place, 0))
+
+
+def softmax_map(q, k, scale, bias):
+    """(B, H, L, L), all at once; bias broadcasts against it."""
+    return (torch.einsum("bhid,bhjd->bhij", q, k) * scale + bias).softmax(-1)
+
+
+@pytest.mark.parametrize("shape", ["B1L", "1HLL", "B1LL", "none"])
+def test_attention_in_blocks_of_rows_is_the_whole_map(shape, monkeypatch):
+    """Blocks of 4 rows of 11, the last one short; a bias for all rows, by head or by row."""
+    monkeypatch.setattr("tokensieve.core.score._ENTRIES", 1)
+    g = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(2, 3, 11, 2, generator=g) for _ in range(2))
+    shapes = {"B1L": (2, 11), "1HLL": (1, 3, 11, 11), "B1LL": (2, 1, 11, 11)}
+    bias = None if shape == "none" else torch.randn(shapes[shape], generator=g)
+    whole = torch.zeros(()) if bias is None else bias[:, None, None, :] if bias.dim() == 2 else bias
+    full = softmax_map(q, k, 0.7, whole)
+    assert [len(range(*rows.indices(11))) for rows, _ in attention_rows(q, k, 0.7, bias)] == [4, 4, 3]
+    log_sum = attention_log_sum(q, k, 0.7, bias)
+    torch.testing.assert_close(log_sum, (torch.einsum("bhid,bhjd->bhij", q, k) * 0.7 + whole).logsumexp(-1))
+    for known in (None, log_sum):
+        torch.testing.assert_close(attention_received(q, k, 0.7, bias, known), full.mean(dim=(1, 2)))
+    j = torch.tensor([[3, 7, 1], [0, 10, 4]])
+    columns = attention_columns(q, k, j, 0.7, bias, log_sum)  # (B, H, J, N)
+    for b in range(2):
+        torch.testing.assert_close(columns[b], full[b][:, :, j[b]].transpose(-1, -2))
+    row = None if bias is None else bias if bias.dim() == 2 else bias[:, :, 5]
+    torch.testing.assert_close(query_attention(q[:, :, 5], k, 0.7, row), full[:, :, 5].mean(1))

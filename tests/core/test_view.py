@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokensieve.core.view import TokenView
 
@@ -133,3 +134,30 @@ def test_heads_must_divide_the_width():
 def test_cls_attention_without_cls_is_an_error():
     with pytest.raises(TypeError, match="no CLS token"):
         draw(0, 1, 0, 0, False).cls_attention()
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor has that an operation makes."""
+
+    found = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for made in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(made, torch.Tensor):
+                self.found = max(self.found, made.numel())
+        return out
+
+
+@pytest.mark.parametrize("ask", ["importance", "columns"])
+def test_no_map_of_a_long_sequence_is_made_without_cls(ask) -> None:
+    heads, n, d = 2, 3000, 4
+    g = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, heads, n, d, generator=g) for _ in range(2))
+    view = TokenView(torch.randn(1, n, 8), q, k, scale=0.5, prefix=0, has_cls=False)
+    with Largest() as largest:
+        got = view.importance() if ask == "importance" else view.mean_attention_to(torch.tensor([[5, 9]]))
+    assert largest.found <= heads * n * 43  # 43 rows of 3,000 are the 2 ** 17 entries that may be held
+    if ask == "importance":
+        full = (q @ k.transpose(-1, -2) * 0.5).softmax(-1)
+        torch.testing.assert_close(got, full.mean(dim=(1, 2)))

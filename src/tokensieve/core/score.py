@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +15,9 @@ __all__ = [
     "GROUPS",
     "MIX",
     "attention_columns",
+    "attention_log_sum",
     "attention_received",
+    "attention_rows",
     "cosine",
     "diversity",
     "image_hash",
@@ -26,47 +29,78 @@ __all__ = [
     "unit_noise",
 ]
 
+_ENTRIES = 1 << 17  # of one image's and head's attention map, that may always be held
+
 
 def query_attention(q: Tensor, k: Tensor, scale: float, bias: Tensor | None = None) -> Tensor:
     """Attention of one query to every key, averaged over heads.
 
-    q: (B, H, d), k: (B, H, L, d), bias: (B, L). Returns (B, L), rows sum to 1. A product and a sum in the order in
-    which the projection left the keys: on CPU faster than a matmul, which first copies them.
+    q: (B, H, d), k: (B, H, L, d), bias: (B, L), or (B, 1 or H, L) by head. Returns (B, L), rows sum to 1. A product
+    and a sum in the order in which the projection left the keys: on CPU faster than a matmul, which first copies them.
     """
     logits = ((q * scale).unsqueeze(1) * k.transpose(1, 2)).sum(-1)  # (B, L, H)
     if bias is not None:
-        logits = logits + bias.unsqueeze(-1)
+        logits = logits + (bias.unsqueeze(-1) if bias.dim() == 2 else bias.transpose(1, 2))
     return logits.float().softmax(dim=1).mean(dim=-1)
 
 
 def attention_columns(q: Tensor, k: Tensor, j: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor) -> Tensor:
     """Columns j of the attention map, by head.
 
-    q, k: (B, H, N, d), j: (B, J), bias: (B, N), log_sum: (B, H, N). Returns (B, H, J, N), entry (j, i) the attention
-    of token i to token j; sums over j are less than 1.
+    q, k: (B, H, N, d), j: (B, J), log_sum: (B, H, N). bias: (B, N), or (B, 1 or H, 1 or N, N). Returns (B, H, J, N),
+    entry (j, i) the attention of token i to token j; sums over j are less than 1.
     """
     heads, d = k.shape[1], k.shape[3]
     index = j[:, None, :, None].expand(-1, heads, -1, d)
     # few rows times many columns: narrow products are far faster this way round
     logits = (k.gather(2, index) * scale) @ q.transpose(-1, -2)  # (B, H, J, N)
-    if bias is not None:
+    if bias is not None and bias.dim() == 2:
         logits = logits + bias.gather(1, j)[:, None, :, None]
+    elif bias is not None:
+        columns = j[:, None, None, :].expand(-1, bias.shape[1], bias.shape[2], -1)
+        logits = logits + bias.expand(j.shape[0], -1, -1, -1).gather(3, columns).transpose(-1, -2)
     return (logits.float() - log_sum.unsqueeze(2)).exp_()
 
 
-def attention_received(q: Tensor, k: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor) -> Tensor:
+def attention_rows(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Iterator[tuple[slice, Tensor]]:
+    """The logits of attention, some rows at a time: which rows, and (B, H, R, L) of them, float32.
+
+    q, k: (B, H, L, d). bias: (B, L), or (B, 1 or H, 1 or L, L). At most 2 d rows of a long sequence at once: half as
+    many numbers as the hidden layer of the MLP that follows.
+    """
+    length, d = q.shape[2], q.shape[3]
+    step = max(2 * d, _ENTRIES // length)
+    for start in range(0, length, step):
+        rows = slice(start, min(start + step, length))
+        logits = (q[:, :, rows] * scale) @ k.transpose(-1, -2)
+        if bias is not None and bias.dim() == 2:
+            logits = logits + bias[:, None, None, :]
+        elif bias is not None:
+            logits = logits + (bias[:, :, rows] if bias.shape[2] > 1 else bias)
+        yield rows, logits.float()
+
+
+def attention_log_sum(q: Tensor, k: Tensor, scale: float, bias: Tensor | None) -> Tensor:
+    """(B, H, L) log of each row's denominator. Arguments as in `attention_rows`."""
+    return torch.cat([logits.logsumexp(dim=-1) for _, logits in attention_rows(q, k, scale, bias)], dim=-1)
+
+
+def attention_received(
+    q: Tensor, k: Tensor, scale: float, bias: Tensor | None, log_sum: Tensor | None = None
+) -> Tensor:
     """Mean attention that each token gets from all queries, averaged over heads: (B, L), sums to 1.
 
-    One head at a time: the map of a single head is the most that is ever held.
+    log_sum: (B, H, L) of each row, where it is known. Arguments as in `attention_rows`, and never more of the map than
+    it gives at a time.
     """
-    batch, heads, length, _ = q.shape
-    total = torch.zeros(batch, length, device=q.device)
-    for h in range(heads):
-        logits = q[:, h] @ k[:, h].transpose(-1, -2) * scale
-        if bias is not None:
-            logits = logits + bias.unsqueeze(1)
-        total = total + (logits.float() - log_sum[:, h].unsqueeze(-1)).exp().mean(dim=1)
-    return total / heads
+    total = torch.zeros(q.shape[0], q.shape[2], device=q.device)
+    for rows, logits in attention_rows(q, k, scale, bias):
+        if log_sum is None:
+            weight = logits.softmax(dim=-1)
+        else:
+            weight = (logits - log_sum[:, :, rows].unsqueeze(-1)).exp()
+        total = total + weight.sum(dim=(1, 2))
+    return total / (q.shape[1] * q.shape[2])
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:

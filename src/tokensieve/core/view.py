@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.prompt import Sentence
-from tokensieve.core.score import attention_columns, attention_received, query_attention
+from tokensieve.core.score import attention_columns, attention_log_sum, attention_received, query_attention
 
 __all__ = ["Rows", "TokenView"]
 
@@ -63,7 +63,7 @@ class TokenView:
         """tokens: (B, P+N+M, D), the residual stream after attention, before the second norm.
 
         q, k: (B, H, P+N+M, d) per head, norms and rotations applied; or functions that work them out when asked for.
-        bias: (B, P+N+M), added to every row of logits.
+        bias: (B, P+N+M), added to every row of logits; or (1 or B, 1 or H, 1 or P+N+M, P+N+M), added to all of them.
         log_sum: (B, H, P+N+M), each row's log-sum-exp as the fused kernel left it; computed if absent.
         size: (B, N+M) patches each token stands for. origin: (B, N) index of each patch in the full grid.
         depth: this block's place in the encoder, 0 for the first, towards 1 for the last.
@@ -140,16 +140,14 @@ class TokenView:
         """(B, H, P+N+M) log of each attention row's denominator."""
         if self._log_sum is not None:
             return self._log_sum
-        logits = self.q @ self.k.transpose(-1, -2) * self.scale
-        if self.bias is not None:
-            logits = logits + self.bias[:, None, None, :]
-        return logits.float().logsumexp(dim=-1)
+        return attention_log_sum(self.q, self.k, self.scale, self.bias)
 
     @property
     @_once
     def _cls_row(self) -> Tensor:
         first = self._q[:, :, 0] if isinstance(self._q, Tensor) else self._q(0)[:, :, 0]
-        return query_attention(first, self.k, self.scale, self.bias)[:, self.prefix :]
+        bias = self.bias if self.bias is None or self.bias.dim() == 2 else self.bias[:, :, 0]
+        return query_attention(first, self.k, self.scale, bias)[:, self.prefix :]
 
     def cls_attention(self, made: bool = False) -> Tensor:
         """(B, N) attention that CLS pays to each patch, mean over heads; (B, N+M) with `made`. One row, not a map."""
@@ -160,7 +158,7 @@ class TokenView:
     @property
     @_once
     def _received(self) -> Tensor:
-        return attention_received(self.q, self.k, self.scale, self.bias, self.log_sum)[:, self.prefix :]
+        return attention_received(self.q, self.k, self.scale, self.bias, self._log_sum)[:, self.prefix :]
 
     def importance(self, made: bool = False) -> Tensor:
         """CLS attention where there is a CLS, the mean attention received where there is none. Shapes as above.
@@ -207,7 +205,9 @@ class TokenView:
     def _columns(self, j: Tensor) -> Tensor:
         p, end = self.prefix, self.prefix + self.n
         columns = self.k[:, :, p:end]
-        bias = None if self.bias is None else self.bias[:, p:end]
+        bias = self.bias
+        if bias is not None:
+            bias = bias[..., p:end] if bias.dim() == 2 or bias.shape[2] == 1 else bias[:, :, p:end, p:end]
         return attention_columns(self.q[:, :, p:end], columns, j, self.scale, bias, self.log_sum[:, :, p:end])
 
     @property
