@@ -8,10 +8,12 @@ May import: torch, adapters, zoo, open_clip (inside functions).
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,14 @@ from torch import Tensor, nn
 from tokensieve.core.budget import Keep
 from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.models.attach import Mode, attach
+from tokensieve.models.handle import Attachment
 from tokensieve.report.pictures import Selection
 from tokensieve.tasks.bench.models import check_model
+from tokensieve.tasks.bench.timing import interleave, ratio
 from tokensieve.utils.images import image_files
 from tokensieve.utils.torchvision import declare_missing_schemas
 
-__all__ = ["DEFAULT_MODEL", "Request", "Viewer", "find_photos", "load_viewer", "sample_photos"]
+__all__ = ["DEFAULT_MODEL", "Compared", "Request", "Viewer", "compare", "find_photos", "load_viewer", "sample_photos"]
 
 DEFAULT_MODEL = "vit-s14"
 _SAMPLES = (0, 7, 17, 4)  # of twenty: one subject small, large and spread out, and several subjects
@@ -59,6 +63,13 @@ class Request:
         options = (f"{name}={value}" for name, value in self.options.items())
         return ", ".join(part for part in (self.method, self.budget, *options) if part)
 
+    def attach(self, model: nn.Module) -> Attachment:
+        """The method at work in this model."""
+        return attach(
+            model, self.method, keep=self.keep, keep_average=self.keep_average, at=self.at,
+            schedule=self.schedule, mode=self.mode, **self.options,
+        )  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Viewer:
@@ -82,10 +93,7 @@ class Viewer:
         images = torch.stack([self.preprocess(photo) for photo in photos])
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="nothing is reduced")  # the picture shows it
-            handle = attach(
-                self.model, request.method, keep=request.keep, keep_average=request.keep_average, at=request.at,
-                schedule=request.schedule, mode=request.mode, **request.options,
-            )  # fmt: skip
+            handle = request.attach(self.model)
         with handle, torch.inference_mode():
             encode(images)
             kept, scores, grid = handle.kept, handle.scores, handle.grid
@@ -96,6 +104,37 @@ class Viewer:
             {block: _selection(request.label, block, grid, kept[block][i], scores.get(block), i) for block in kept}
             for i in range(len(photos))
         ]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One budget of a comparison: what is kept at the end, and how much faster than the untouched model it ran."""
+
+    selection: Selection
+    speedup: float
+    mac_ratio: float
+
+
+def compare(
+    viewer: Viewer, photo: Image.Image, requests: Sequence[Request], batch: int = 8, rounds: int = 9
+) -> list[Compared]:
+    """What each request keeps of a photo at the end, and its speed-up: all of them interleaved in one measurement."""
+    images = viewer.preprocess(photo).expand(batch, -1, -1, -1)
+    candidates = {"untouched": partial(getattr(viewer.model, "encode_image", viewer.model), images)}
+    chosen, ratios = [], []
+    for number, request in enumerate(requests):
+        by_block = viewer.look([photo], request)[0]
+        chosen.append(by_block[max(by_block)])
+        model = copy.deepcopy(viewer.model)
+        handle = request.attach(model)
+        ratios.append(handle.cost().possible)
+        candidates[str(number)] = partial(getattr(model, "encode_image", model), images)
+    times = interleave(candidates, rounds)
+    base = times.pop("untouched")
+    return [
+        Compared(selection, ratio(base, own), possible)
+        for selection, own, possible in zip(chosen, times.values(), ratios, strict=True)
+    ]
 
 
 def _selection(
