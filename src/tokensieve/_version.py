@@ -1,3 +1,3 @@
 """The version, read by the build as well."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
