@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := $(VENV)/.ready-demo
 STAMP := $(VENV)/.ready
 
-.PHONY: setup chromium run test quality style bench clean
+.PHONY: setup chromium run test quick quality style bench clean
 
 setup: $(STAMP)
 
@@ -32,6 +32,10 @@ run: $(DEMO)
 
 test: quality
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
+
+# the tests of a minute or two, for while you work
+quick: setup
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 quality: setup
 	$(BIN)/ruff check src tests examples benchmarks

@@ -11,7 +11,7 @@ from PIL import Image
 
 import tokensieve
 from tokensieve.errors import MissingMaterialError
-from tokensieve.tasks.viewer import Request, Viewer, find_photos
+from tokensieve.tasks.viewer import Request, Viewer, compare, find_photos
 from tokensieve.testing.models import tiny_model
 
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -78,3 +78,15 @@ def test_photos_from_files_and_folders(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingMaterialError, match="empty"):
         find_photos([tmp_path / "empty"])
+
+
+def test_a_comparison_shows_each_budget_and_leaves_the_model_alone() -> None:
+    tiny = tiny_model("openclip")
+    viewer = Viewer("tiny", tiny.model, _preprocess, MEAN, STD)
+    (photo,) = _photos(1)
+    requests = [Request("random", keep=keep) for keep in (0.75, 0.25)]
+    found = compare(viewer, photo, requests, batch=2, rounds=2)
+    assert [int(one.selection.kept.sum()) for one in found] == [27, 9]
+    assert 1.0 < found[0].mac_ratio < found[1].mac_ratio
+    assert all(one.speedup > 0 for one in found)
+    assert tokensieve.attachment_of(tiny.model) is None
