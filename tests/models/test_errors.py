@@ -59,22 +59,12 @@ def test_text_only_model() -> None:
         tokensieve.attach(CLIPTextModel(config), "tome", keep=0.5)
 
 
-def test_blocks_in_another_order() -> None:
-    declare_missing_schemas()
-    from timm.models.vision_transformer import ParallelScalingBlock, ResPostBlock, VisionTransformer
-
-    for block in (ParallelScalingBlock, ResPostBlock):
-        model = VisionTransformer(img_size=32, patch_size=8, embed_dim=16, depth=2, num_heads=2, block_fn=block)
-        with pytest.raises(UnsupportedModelError, match=block.__name__):
-            tokensieve.attach(model, "tome", keep=0.5)
-
-
 def test_scaled_cosine_attention() -> None:
     declare_missing_schemas()
     from open_clip.transformer import VisionTransformer
 
     model = VisionTransformer(32, 8, 16, 2, 2, 2.0, output_dim=8, scaled_cosine_attn=True)
-    with pytest.raises(UnsupportedModelError, match="scaled cosine"):
+    with pytest.raises(UnsupportedModelError, match=r"CustomResidualAttentionBlock .* own forward fails"):
         tokensieve.attach(model, "tome", keep=0.5)
 
 

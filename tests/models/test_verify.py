@@ -6,8 +6,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import tokensieve
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.models import verify
 from tokensieve.models.verify import module_key, random_like, verification_copy, verify_forms
+from tokensieve.testing import tiny_model
+from tokensieve.utils.torchvision import declare_missing_schemas
 
 
 class Branch(nn.Module):
@@ -99,3 +103,49 @@ def test_the_key_knows_configuration_but_not_weights() -> None:
     assert module_key(one) != module_key(two)
     assert module_key(one) != module_key(Branch(width=16))
     assert module_key(one) != module_key(one, "another form")
+
+
+def test_look_alikes_are_refused_by_name() -> None:
+    declare_missing_schemas()
+    from timm.models.vision_transformer import VisionTransformer
+
+    model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2, attn_layer="diff")
+    with pytest.raises(UnsupportedModelError, match=r"block Block is not computed as its parts suggest: .*differs"):
+        tokensieve.attach(model, "tome", keep=0.5)
+
+
+def test_x_clip_is_refused_by_name() -> None:
+    from transformers import XCLIPVisionConfig, XCLIPVisionModel
+
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+    model = XCLIPVisionModel(XCLIPVisionConfig(**sizes, image_size=32, patch_size=8, num_frames=2))
+    with pytest.raises(UnsupportedModelError, match="XCLIPVisionEncoderLayer is not computed"):
+        tokensieve.attach(model, "tome", keep=0.5)
+
+
+@pytest.mark.parametrize("family", ["openclip", "timm_eva", "transformers_dinov2"])
+def test_attach_leaves_no_trace_of_the_check(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_results", {})
+    tiny = tiny_model(family)
+    tiny.model.train()
+    calls: list[int] = []
+    for module in tiny.mlps(tiny.model):
+        module.register_forward_hook(lambda *_: calls.append(1))
+    state, weights = torch.random.get_rng_state(), {k: v.clone() for k, v in tiny.model.state_dict().items()}
+    with torch.no_grad(), tokensieve.attach(tiny.model, "tome", keep=0.5):
+        assert len(verify._results) == 1, "one kind of block, one check"
+    assert calls == []
+    assert all(m.training for m in tiny.model.modules())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(v, weights[k]) for k, v in tiny.model.state_dict().items())
+    assert all(p.grad is None for p in tiny.model.parameters())
+
+
+def test_on_the_meta_device_it_is_skipped_and_said_so() -> None:
+    declare_missing_schemas()
+    from timm.models.vision_transformer import VisionTransformer
+
+    with torch.device("meta"):
+        model = VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=2, num_heads=2)
+    with pytest.warns(UserWarning, match="meta device: its blocks were not verified"):
+        tokensieve.attach(model, "tome", keep=0.5).remove()

@@ -15,7 +15,7 @@ from tokensieve.errors import UnsupportedModelError
 __all__ = ["Swap", "calls_its_class", "swapped_class"]
 
 _classes: dict[tuple[type, type, bool], Any] = {}
-_NOTES = ("_sieve_index", "attachment", "last", "_sieve_attachment")  # what a swapped module carries
+_NOTES = ("_sieve_index", "_sieve_form", "attachment", "last", "_sieve_attachment")  # what a swapped module carries
 
 
 def swapped_class(mixin: type, base: type, disguised: bool = False) -> Any:

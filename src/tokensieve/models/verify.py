@@ -174,13 +174,13 @@ def on_meta(module: nn.Module) -> bool:
     return any(t.device.type == "meta" for t in (*module.parameters(), *module.buffers()))
 
 
-def skip_on_meta(model: nn.Module, module: nn.Module) -> bool:
-    """Whether `module` cannot be checked because it is on the meta device; if so, a warning says it."""
+def skip_on_meta(module: nn.Module) -> bool:
+    """Whether a module cannot be checked because it is on the meta device; if so, a warning says it."""
     if not on_meta(module):
         return False
     warnings.warn(
-        f"{type(model).__name__} has weights on the meta device: its blocks were not verified against their own "
+        f"{type(module).__name__} has weights on the meta device: its blocks were not verified against their own "
         "forward; attach again once the weights are loaded",
-        stacklevel=4,
+        stacklevel=6,
     )
     return True

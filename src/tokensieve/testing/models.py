@@ -274,4 +274,5 @@ def tiny_model(name: str, seed: int = 0) -> TinyModel:
         raise UnknownNameError(f"unknown tiny model {name!r}.{nearest(name, _BUILDERS)}")
     build, options = _BUILDERS[name]
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)  # what is added to a library's own initial values counts too
         return build(name, seed, **options)

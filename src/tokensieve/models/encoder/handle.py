@@ -13,11 +13,13 @@ from tokensieve.core.budget import Keep, counts_for, counts_for_average
 from tokensieve.core.cost import Cost, encoder_cost
 from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError
 from tokensieve.methods.base import Method
+from tokensieve.models.encoder.block import SievedBlock
 from tokensieve.models.encoder.fuse import FusingTower
 from tokensieve.models.encoder.run import Run, SievedBlocks
 from tokensieve.models.families.base import Family
 from tokensieve.models.handle import Handle, Mode
 from tokensieve.models.swap import swapped_class
+from tokensieve.models.verify import skip_on_meta
 
 __all__ = ["EncoderHandle", "EncoderStats"]
 
@@ -126,11 +128,13 @@ class EncoderHandle(Handle):
                 f"{self.patches} patches",
                 stacklevel=5,
             )
-        blocks = list(self.blocks.children())
-        for index, block in enumerate(blocks):
-            if self._touches(index):
-                block.__dict__["_sieve_index"] = index
-                self.swap(block, swapped_class(self.family.block_mixin, type(block)))
+        touched = [(i, block) for i, block in enumerate(self.blocks.children()) if self._touches(i)]
+        if touched and not skip_on_meta(self.tower):
+            self.family.verify(self.tower, [block for _, block in touched])
+        for index, block in touched:
+            block.__dict__["_sieve_index"] = index
+            block.__dict__["_sieve_form"] = self.family.form(block)
+            self.swap(block, swapped_class(SievedBlock, type(block)))
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
         self.swap(self.blocks, SievedBlocks)

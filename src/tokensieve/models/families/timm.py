@@ -1,7 +1,6 @@
 """timm's VisionTransformer (DeiT, DINOv2, SigLIP, registers, qk-norm) and EVA-02, alone or as open_clip's tower.
 
-Blocks are known by the names of their parts; blocks with the same names in another order (post-norm, parallel) are
-refused. Imports engine and family.
+Imports encoder and base.
 """
 
 from __future__ import annotations
@@ -9,112 +8,52 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.core.cost import BlockShape
-from tokensieve.errors import UnsupportedModelError
-from tokensieve.models.encoder.block import SievedBlock
-from tokensieve.models.encoder.run import State
-from tokensieve.models.families.base import Family, attention_pool_macs, has, linear_macs
+from tokensieve.models.encoder.form import BlockForm, Given
+from tokensieve.models.families.base import (
+    Family,
+    attention_pool_macs,
+    linear_macs,
+    matrix_entries,
+    rotated,
+    table_rows,
+)  # fmt: skip
+from tokensieve.models.verify import random_like
 
-__all__ = ["TimmBlock", "TimmFamily"]
-
-_KNOWN_BLOCKS = ("Block", "EvaBlock")
-
-
-class TimmBlock(SievedBlock):
-    """`Block` and `EvaBlock` with a cut. Rotary tables are gathered along with the patches."""
-
-    norm1: Any
-    norm2: Any
-    attn: Any
-    mlp: Any
-    drop_path1: Any
-    drop_path2: Any
-    training: bool
-
-    def sieve_qkv(self, x: Tensor, state: State, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor, float]:
-        rope = kwargs.pop("rope", None)
-        if any(value is not None and value is not False for value in (*args, *kwargs.values())):
-            raise UnsupportedModelError("a reduced encoder takes no attention mask and no causal flag")
-        attn = self.attn
-        x = self.norm1(x)
-        if getattr(attn, "qkv", None) is not None:
-            if getattr(attn, "q_bias", None) is None:
-                qkv = attn.qkv(x)  # called, not read: it may be a layer of the user's own
-            else:
-                qkv = F.linear(x, attn.qkv.weight, torch.cat((attn.q_bias, attn.k_bias, attn.v_bias)))
-            q, k, v = qkv.unflatten(-1, (3 * attn.num_heads, -1)).transpose(1, 2).chunk(3, dim=1)
-        else:
-            parts = (attn.q_proj, attn.k_proj, attn.v_proj)
-            q, k, v = (part(x).unflatten(-1, (attn.num_heads, -1)).transpose(1, 2) for part in parts)
-        q, k = attn.q_norm(q), attn.k_norm(k)
-        if rope is not None:
-            q, k = self._rotate(q, rope, state).type_as(v), self._rotate(k, rope, state).type_as(v)
-        return q, k, v, float(attn.scale)
-
-    def _rotate(self, x: Tensor, rope: Tensor, state: State) -> Tensor:
-        """Rotate the patches of (B, H, L, d) by the rows of `rope` (N, 2d) that belong to them."""
-        if rope.dim() != 2:
-            raise UnsupportedModelError("rotary tables that differ by head or by image are not supported")
-        if state.made:
-            raise UnsupportedModelError("a made token has no place in a rotary tower: use evit with fuse=False")
-        if state.origin is not None:
-            rope = rope[state.origin].unsqueeze(1)
-        prefix = self.attn.num_prefix_tokens
-        sin, cos = rope.chunk(2, dim=-1)
-        part = x[:, :, prefix:]
-        if getattr(self.attn, "rotate_half", False):
-            a, b = part.chunk(2, dim=-1)
-            turned = torch.cat([-b, a], dim=-1)
-        else:
-            turned = torch.stack([-part[..., 1::2], part[..., ::2]], dim=-1).flatten(-2)
-        return torch.cat([x[:, :, :prefix], part * cos + turned * sin], dim=2)
-
-    def sieve_attended(self, x: Tensor, out: Tensor) -> Tensor:
-        attn = self.attn
-        out = attn.norm(out)
-        if getattr(attn, "gate", None) is not None:
-            out = out * attn.gate(self.norm1(x)).sigmoid()
-        out = attn.proj_drop(attn.proj(out))
-        return cast(Tensor, x + self.drop_path1(_scaled(out, self._scale("ls1", "gamma_1"))))
-
-    def sieve_mlp(self, x: Tensor) -> Tensor:
-        return cast(Tensor, x + self.drop_path2(_scaled(self.mlp(self.norm2(x)), self._scale("ls2", "gamma_2"))))
-
-    def _scale(self, module: str, parameter: str) -> nn.Module | Tensor | None:
-        """LayerScale: a module in `Block`, a bare parameter or nothing in `EvaBlock`."""
-        found: nn.Module | Tensor | None = getattr(self, module, None)
-        return getattr(self, parameter, None) if found is None else found
-
-    def sieve_dropout(self) -> float:
-        return float(self.attn.attn_drop.p) if self.training else 0.0
+__all__ = ["TimmFamily"]
 
 
-def _scaled(x: Tensor, scale: nn.Module | Tensor | None) -> Tensor:
-    return x if scale is None else x * scale if isinstance(scale, Tensor) else cast(Tensor, scale(x))
+def _rotate(block: Any, x: Tensor, rope: Tensor, origin: Tensor | None, prefix: int) -> Tensor:
+    sin, cos = table_rows(rope, origin).chunk(2, dim=-1)
+    return rotated(x, cos, sin, getattr(block.attn, "rotate_half", False), prefix)
+
+
+_COMMON: dict[str, Any] = {
+    "norms": ("q_norm", "k_norm"), "scale": "scale", "inner": ("norm",), "gate": "gate", "out": ("proj", "proj_drop"),
+    "mask": "attn_mask", "rotary": "rope", "rotate": _rotate,
+}  # fmt: skip
+_PROJECTIONS: tuple[dict[str, Any], ...] = (
+    {"qkv_bias": ("q_bias", "k_bias", "v_bias")},
+    {"qkv": ("q_proj", "k_proj", "v_proj")},
+)
+_FUSED: dict[str, Any] = {"qkv_bias": ("q_bias", "k_bias", "v_bias")}
+_APART: dict[str, Any] = {"qkv": ("q_proj", "k_proj", "v_proj")}
+_PRE: dict[str, Any] = {
+    "after": ("ls1 | gamma_1", "drop_path1"), "mlp": ("norm2", "mlp", "ls2 | gamma_2", "drop_path2"),
+}  # fmt: skip
+_POST: dict[str, Any] = {
+    "only": ("ResPostBlock", "EvaBlockPostNorm"), "before": (), "after": ("norm1", "drop_path1"),
+    "mlp": ("mlp", "norm2", "drop_path2"),
+}  # fmt: skip
 
 
 class TimmFamily(Family):
     name = "a timm ViT"
-    block_mixin = TimmBlock
-
-    def matches(self, module: nn.Module) -> bool:
-        of_timm = any(cls.__module__.startswith("timm.") for cls in type(module).__mro__)  # or derived from one
-        return of_timm and has(module, "patch_embed", "blocks", "num_prefix_tokens")
-
-    def check(self, tower: nn.Module) -> None:
-        for block in cast(Any, tower).blocks:
-            if type(block).__name__ not in _KNOWN_BLOCKS or not has(block, "attn.proj", "attn.q_norm", "attn.norm"):
-                raise UnsupportedModelError(
-                    f"timm block {type(block).__name__} is not supported: its parts run in another order than in "
-                    f"{' or '.join(_KNOWN_BLOCKS)}"
-                )
-
-    def blocks(self, tower: nn.Module) -> nn.Module:
-        return cast(nn.Module, tower.blocks)
+    example = 'timm.create_model("vit_base_patch16_224")'
+    library = "timm"
+    needs = ("patch_embed", "num_prefix_tokens")
+    forms = tuple(BlockForm(**_COMMON, **order, **qkv) for order in (_POST, _PRE) for qkv in (_FUSED, _APART))
 
     def prefix(self, tower: nn.Module) -> int:
         return int(cast(Any, tower).num_prefix_tokens)
@@ -125,19 +64,19 @@ class TimmFamily(Family):
     def turns(self, tower: nn.Module) -> bool:
         return getattr(tower, "rope", None) is not None
 
+    def sample(self, tower: nn.Module, block: nn.Module, patches: int) -> Given:
+        attn = cast(Any, block).attn
+        return {"rope": random_like(block, patches, 2 * attn.head_dim, seed=2)} if self.turns(tower) else {}
+
     def grid(self, tower: nn.Module) -> tuple[int, int]:
         return cast(tuple[int, int], tuple(cast(Any, tower).patch_embed.grid_size))
 
     def pools_patches(self, model: nn.Module, tower: nn.Module) -> bool:
         return cast(Any, tower).global_pool not in ("token", "")
 
-    def shape(self, block: nn.Module) -> BlockShape:
-        b = cast(Any, block)
-        return BlockShape(linear_macs(b.attn), b.attn.num_heads * b.attn.head_dim, linear_macs(b.mlp))
-
     def rest_macs(self, tower: nn.Module, patches: int) -> int:
         t = cast(Any, tower)
-        return int(patches * t.patch_embed.proj.weight.numel() + linear_macs(t.head))
+        return patches * matrix_entries(t, "patch_embed.proj.weight") + linear_macs(t.head)
 
     def pool_macs(self, tower: nn.Module, tokens: int) -> int:
         pool = cast(Any, tower).attn_pool
