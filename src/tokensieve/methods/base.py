@@ -75,7 +75,7 @@ class Method(ABC):
         return (min(2, depth - 1),)
 
     def spacing(self) -> int:
-        """By default a spread budget cuts at every so-manieth block, from the first on.
+        """By default a spread budget cuts at every n-th block, from the first on.
 
         1: merging is gentler the more often it is done. Where plain dropping loses nothing by cutting at every third
         block, that saves two thirds of what deciding costs.

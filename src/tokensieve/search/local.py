@@ -10,7 +10,7 @@ from typing import Any
 from tokensieve.errors import TokensieveError, one_line
 from tokensieve.records import write_whole
 from tokensieve.report.results import write_eval
-from tokensieve.search.study import Asked, Book, Found, UnknownObjectiveError
+from tokensieve.search.study import Asked, Found, StudyFile, UnknownObjectiveError
 
 __all__ = ["Hopeless", "Report", "Run", "keep_found", "reason_of", "run_here", "settled"]
 
@@ -29,56 +29,56 @@ def reason_of(error: BaseException) -> str:
     return text if isinstance(error, TokensieveError) else f"{type(error).__name__}: {text}"
 
 
-def run_here(book: Book, run: Run, total: int, folder: Path, after: Callable[[Asked], None]) -> None:
+def run_here(store: StudyFile, run: Run, total: int, folder: Path, after: Callable[[Asked], None]) -> None:
     """Go on until `total` trials have ended. after: called when a trial has ended, however."""
-    while book.spent < total:
-        asked = book.ask()
-        if not settled(book, asked):
-            _one(book, run, asked, folder)
+    while store.spent < total:
+        asked = store.ask()
+        if not settled(store, asked):
+            _one(store, run, asked, folder)
         after(asked)
 
 
-def _one(book: Book, run: Run, asked: Asked, folder: Path) -> None:
+def _one(store: StudyFile, run: Run, asked: Asked, folder: Path) -> None:
     start = time.monotonic()
 
     def report(step: int, value: float) -> None:
-        if book.report(asked, step, value):
+        if store.report(asked, step, value):
             raise Hopeless
 
     try:
         found = run(asked.params, asked.origin, report)
-        keep_found(book, asked, found, folder, time.monotonic() - start)
+        keep_found(store, asked, found, folder, time.monotonic() - start)
     except Hopeless:
-        book.pruned(asked, time.monotonic() - start)
+        store.pruned(asked, time.monotonic() - start)
     except KeyboardInterrupt:
-        book.interrupted(asked)
+        store.interrupted(asked)
         raise
     except UnknownObjectiveError:
-        book.void(asked)
+        store.void(asked)
         raise
     except Exception as error:  # a defect in one trial must not cost the others
-        book.failed(asked, reason_of(error), time.monotonic() - start)
+        store.failed(asked, reason_of(error), time.monotonic() - start)
 
 
-def keep_found(book: Book, asked: Asked, found: Found, folder: Path, seconds: float) -> None:
+def keep_found(store: StudyFile, asked: Asked, found: Found, folder: Path, seconds: float) -> None:
     """Write what a trial brought, then count it as ended: what has ended is always there."""
-    book.values(found.figures)
+    store.values(found.figures)
     if found.record is not None:
         write_eval(found.record, folder / "trials" / f"{asked.number:04d}.json")
     for name, data in found.files.items():
         write_whole(folder / "trials" / f"{asked.origin:04d}" / name, data)
-    book.found(asked, found.figures, seconds)
+    store.found(asked, found.figures, seconds)
 
 
-def settled(book: Book, asked: Asked) -> bool:
+def settled(store: StudyFile, asked: Asked) -> bool:
     """Whether the same values were run before: the trial then ends as that one did, at once."""
-    twin = book.twin(asked)
+    twin = store.twin(asked)
     if twin is None:
         return False
     if twin.state.name == "PRUNED":
         for step, value in twin.intermediate_values.items():
-            book.report(asked, step, value)
-        book.pruned(asked, 0.0, twin.number)
+            store.report(asked, step, value)
+        store.pruned(asked, 0.0, twin.number)
     else:
-        book.found(asked, twin.user_attrs["figures"], 0.0, twin.number)
+        store.found(asked, twin.user_attrs["figures"], 0.0, twin.number)
     return True

@@ -30,7 +30,7 @@ from tokensieve.errors import MissingMaterialError, OptionError, one_line
 from tokensieve.records import cores
 from tokensieve.search.local import Hopeless, Run, keep_found, reason_of, settled
 from tokensieve.search.settings import ManagerSettings
-from tokensieve.search.study import Asked, Book, Found, UnknownObjectiveError
+from tokensieve.search.study import Asked, Found, StudyFile, UnknownObjectiveError
 
 __all__ = ["RETRIES", "Cluster", "connected", "lost", "run_on_cluster"]
 
@@ -224,7 +224,7 @@ def _trial(run: Run, params: Mapping[str, Any], origin: int, number: int, board:
 
 
 def run_on_cluster(
-    cluster: Cluster, book: Book, run: Run, total: int, folder: Path, after: Callable[[Asked], None]
+    cluster: Cluster, store: StudyFile, run: Run, total: int, folder: Path, after: Callable[[Asked], None]
 ) -> None:
     """As `engine.run_here`, with as many trials at once as fit into the cluster."""
     ray = cluster.ray
@@ -235,10 +235,10 @@ def run_on_cluster(
     running: dict[Any, tuple[Asked, float]] = {}
     heard = board.next.remote()
     try:
-        while running or book.spent < total:
-            while len(running) < cluster.slots and book.spent + len(running) < total:
-                asked = book.ask()
-                if settled(book, asked):
+        while running or store.spent < total:
+            while len(running) < cluster.slots and store.spent + len(running) < total:
+                asked = store.ask()
+                if settled(store, asked):
                     after(asked)
                     continue
                 reference = task.remote(run, asked.params, asked.origin, asked.number, board, home)
@@ -249,19 +249,19 @@ def run_on_cluster(
             if ready[0] == heard:
                 number, step, value = ray.get(heard)
                 own = next((one for one, _ in running.values() if one.number == number), None)
-                board.answer.remote(number, step, own is not None and book.report(own, step, value))
+                board.answer.remote(number, step, own is not None and store.report(own, step, value))
                 heard = board.next.remote()
                 continue
             asked, start = running.pop(ready[0])
-            _ended(ray, book, asked, ready[0], folder, time.monotonic() - start)
+            _ended(ray, store, asked, ready[0], folder, time.monotonic() - start)
             after(asked)
     except UnknownObjectiveError:
         for asked, _ in running.values():
-            book.void(asked)
+            store.void(asked)
         raise
     except BaseException:
         for asked, _ in running.values():
-            book.interrupted(asked)
+            store.interrupted(asked)
         raise
     finally:
         for reference in running:
@@ -269,22 +269,22 @@ def run_on_cluster(
         ray.kill(board)
 
 
-def _ended(ray: Any, book: Book, asked: Asked, reference: Any, folder: Path, seconds: float) -> None:
+def _ended(ray: Any, store: StudyFile, asked: Asked, reference: Any, folder: Path, seconds: float) -> None:
     try:
         how, what = ray.get(reference)
     except ray.exceptions.RayError as error:
-        book.failed(asked, lost(ray, error), seconds)
+        store.failed(asked, lost(ray, error), seconds)
         return
     if how == "hopeless":
-        book.pruned(asked, seconds)
+        store.pruned(asked, seconds)
     elif how == "failed":
-        book.failed(asked, what, seconds)
+        store.failed(asked, what, seconds)
     else:
         found: Found = what
         try:
-            keep_found(book, asked, found, folder, seconds)
+            keep_found(store, asked, found, folder, seconds)
         except UnknownObjectiveError:
-            book.void(asked)
+            store.void(asked)
             raise
         except ArithmeticError as error:
-            book.failed(asked, reason_of(error), seconds)
+            store.failed(asked, reason_of(error), seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokensieve.records import hardware, versions
 from tokensieve.report.studies import STUDY_FORMAT
-from tokensieve.search.study import Book, import_optuna
+from tokensieve.search.study import StudyFile, import_optuna
 
 __all__ = ["study_record"]
 
@@ -16,7 +16,7 @@ _ENOUGH = 4  # trials, before a word about importance means anything
 
 
 def study_record(
-    book: Book, name: str, facts: Mapping[str, Any], command: str, *, importances: bool = True
+    store: StudyFile, name: str, facts: Mapping[str, Any], command: str, *, importances: bool = True
 ) -> dict[str, Any]:
     """Everything about a study but Optuna's own bookkeeping.
 
@@ -27,12 +27,12 @@ def study_record(
     return {
         "format": STUDY_FORMAT,
         "name": name,
-        "objectives": [objective.model_dump() for objective in book.objectives],
-        "space": {name: p.model_dump(mode="json", exclude_defaults=True) for name, p in book.space.items()},
-        "trials": [_trial(book, trial) for trial in book.trials],
-        "best": book.best(),
-        "importances": [_importances(book, number) for number in range(len(book.objectives) * importances)],
-        "settings": book.settings.model_dump(mode="json", exclude={"space", "objectives", "enable"}),
+        "objectives": [objective.model_dump() for objective in store.objectives],
+        "space": {name: p.model_dump(mode="json", exclude_defaults=True) for name, p in store.space.items()},
+        "trials": [_trial(store, trial) for trial in store.trials],
+        "best": store.best(),
+        "importances": [_importances(store, number) for number in range(len(store.objectives) * importances)],
+        "settings": store.settings.model_dump(mode="json", exclude={"space", "objectives", "enable"}),
         "facts": dict(facts),
         "command": command,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -42,14 +42,14 @@ def study_record(
     }  # fmt: skip
 
 
-def _trial(book: Book, trial: Any) -> dict[str, Any]:
+def _trial(store: StudyFile, trial: Any) -> dict[str, Any]:
     attrs = trial.user_attrs
     states = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "waiting"}
     state = next((name for name in ("interrupted", "void") if attrs.get(name)), states[trial.state.name])
     found = {
         "number": trial.number,
         "state": state,
-        "params": _params(book, trial),
+        "params": _params(store, trial),
         "values": list(trial.values) if trial.state.name == "COMPLETE" else None,
         "figures": attrs.get("figures", {}),
         "steps": [[step, value] for step, value in sorted(trial.intermediate_values.items())],
@@ -58,19 +58,19 @@ def _trial(book: Book, trial: Any) -> dict[str, Any]:
     return found | {key: attrs[key] for key in ("error", "twin_of", "retry_of") if key in attrs}
 
 
-def _params(book: Book, trial: Any) -> dict[str, Any]:
+def _params(store: StudyFile, trial: Any) -> dict[str, Any]:
     """The values that were drawn, lists as lists; those of the space that the trial did not get to are left out."""
     labels = trial.params or trial.system_attrs.get("fixed_params", {})
-    return {name: p.value_of(labels[name]) for name, p in book.space.items() if name in labels}
+    return {name: p.value_of(labels[name]) for name, p in store.space.items() if name in labels}
 
 
-def _importances(book: Book, objective: int) -> dict[str, float]:
+def _importances(store: StudyFile, objective: int) -> dict[str, float]:
     optuna = import_optuna()
-    ended = [trial for trial in book.trials if trial.state.name == "COMPLETE"]
+    ended = [trial for trial in store.trials if trial.state.name == "COMPLETE"]
     if len(ended) < _ENOUGH or len({trial.values[objective] for trial in ended}) < 2:
         return {}
     evaluator = optuna.importance.FanovaImportanceEvaluator(n_trees=32, seed=0)
     found = optuna.importance.get_param_importances(
-        book.study, evaluator=evaluator, target=lambda trial: trial.values[objective]
+        store.study, evaluator=evaluator, target=lambda trial: trial.values[objective]
     )
     return {name: float(share) for name, share in found.items()}

@@ -18,7 +18,7 @@ from tokensieve.search.ray import connected, run_on_cluster
 from tokensieve.search.record import study_record
 from tokensieve.search.settings import ManagerSettings, Objective, SearchSettings
 from tokensieve.search.space import Space, fault_of
-from tokensieve.search.study import Asked, Book, open_book
+from tokensieve.search.study import Asked, StudyFile, open_study
 
 __all__ = ["RECORD", "Outcome", "Search", "run_search"]
 
@@ -74,54 +74,54 @@ def run_search(search: Search, tell: Callable[[str], None] = lambda line: None) 
         **search.facts,
     }
     total, count = search.settings.n_trials, 0
-    with open_book(folder / search.settings.study, search.settings, search.objectives, search.space, facts) as book:
-        for line in (*search.notes, _opening(book, total)):
+    with open_study(folder / search.settings.study, search.settings, search.objectives, search.space, facts) as store:
+        for line in (*search.notes, _opening(store, total)):
             tell(line)
 
         def after(asked: Asked) -> None:
             nonlocal count
             count += 1
-            tell(_line(book, asked, total))
-            _write(book, search, folder, importances=False)
+            tell(_line(store, asked, total))
+            _write(store, search, folder, importances=False)
 
         if search.manager.mode == "ray":
             with connected(search.manager) as cluster:
-                run_on_cluster(cluster, book, search.run, total, folder, after)
+                run_on_cluster(cluster, store, search.run, total, folder, after)
         else:
             if search.manager.available_gpus is not None:
                 os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, search.manager.available_gpus))
-            run_here(book, search.run, total, folder, after)
-        record = _write(book, search, folder)
+            run_here(store, search.run, total, folder, after)
+        record = _write(store, search, folder)
         return Outcome(record, _configurations(record, search, folder), count)
 
 
-def _opening(book: Book, total: int) -> str:
-    spent = book.spent
-    waiting = sum(trial.state.name == "WAITING" for trial in book.trials)
+def _opening(store: StudyFile, total: int) -> str:
+    spent = store.spent
+    waiting = sum(trial.state.name == "WAITING" for trial in store.trials)
     words = [f"{spent} of {total} trials have ended" if spent else f"{total} trials"]
     words += [f"{waiting} that {'was' if waiting == 1 else 'were'} interrupted run{'s' * (waiting == 1)} again"] * bool(
         waiting
     )
-    if len(book.objectives) > 1 and book.settings.stop_hopeless != "none":
+    if len(store.objectives) > 1 and store.settings.stop_hopeless != "none":
         words.append("with two objectives Optuna ends no trial early")
     return "; ".join(words)
 
 
-def _line(book: Book, asked: Asked, total: int) -> str:
-    trial = book.trials[asked.number]
+def _line(store: StudyFile, asked: Asked, total: int) -> str:
+    trial = store.trials[asked.number]
     short = short_names(asked.params)
     values = ", ".join(f"{short[name]} {value_text(value)}" for name, value in asked.params.items())
     if trial.state.name == "COMPLETE":
-        pairs = zip(book.objectives, trial.values, strict=True)
+        pairs = zip(store.objectives, trial.values, strict=True)
         how = ", ".join(f"{objective.metric} {value_text(value)}" for objective, value in pairs)
         how += f" (as trial {trial.user_attrs['twin_of']})" if "twin_of" in trial.user_attrs else ""
     else:
         how = "ended early" if trial.state.name == "PRUNED" else f"failed: {trial.user_attrs.get('error')}"
-    return f"trial {asked.number} ({book.spent} of {total}): {values}: {how}"
+    return f"trial {asked.number} ({store.spent} of {total}): {values}: {how}"
 
 
-def _write(book: Book, search: Search, folder: Path, importances: bool = True) -> dict[str, Any]:
-    record = study_record(book, search.name, search.facts, search.command, importances=importances)
+def _write(store: StudyFile, search: Search, folder: Path, importances: bool = True) -> dict[str, Any]:
+    record = study_record(store, search.name, search.facts, search.command, importances=importances)
     write_study(record, folder / RECORD)
     return record
 

@@ -24,7 +24,7 @@ from tokensieve.records import check_writable
 from tokensieve.search.settings import Objective, SearchSettings
 from tokensieve.search.space import Space, draw
 
-__all__ = ["Asked", "Book", "Found", "UnknownObjectiveError", "import_optuna", "open_book"]
+__all__ = ["Asked", "Found", "StudyFile", "UnknownObjectiveError", "import_optuna", "open_study"]
 
 _NAME = "tokensieve"
 _SQLITE, _JOURNAL = (".db", ".sqlite", ".sqlite3"), (".log", ".journal")
@@ -69,9 +69,9 @@ def import_optuna() -> Any:
 
 
 @contextmanager
-def open_book(
+def open_study(
     path: Path, settings: SearchSettings, objectives: Sequence[Objective], space: Space, facts: Mapping[str, Any]
-) -> Iterator[Book]:
+) -> Iterator[StudyFile]:
     """The study of a file, made or taken up. facts: plain data that say what is searched; a study of other facts, or
     one that another process is at, is an error. Trials that were running when their process died wait to run again.
     """
@@ -83,16 +83,16 @@ def open_book(
     with _held(path):
         try:
             storage = _storage(path)
-            book = Book(_study(storage, objectives), settings, objectives, space)
+            store = StudyFile(_study(storage, objectives), settings, objectives, space)
         except _storage_errors() as error:
             raise _no_study(path, error) from None
-        if not book.check(path, facts):
+        if not store.check(path, facts):
             optuna.delete_study(study_name=_NAME, storage=storage)
             _clear(path.parent / "trials")  # their numbers are used again
-            book = Book(_study(storage, objectives), settings, objectives, space)
-            book.check(path, facts)
-        book.take_up()
-        yield book
+            store = StudyFile(_study(storage, objectives), settings, objectives, space)
+            store.check(path, facts)
+        store.take_up()
+        yield store
 
 
 def _clear(folder: Path) -> None:
@@ -158,7 +158,7 @@ def _mend(path: Path) -> None:
         os.truncate(path, whole)
 
 
-class Book:
+class StudyFile:
     """A study's trials: asked for, told of, counted."""
 
     def __init__(self, study: Any, settings: SearchSettings, objectives: Sequence[Objective], space: Space) -> None:
