@@ -9,27 +9,29 @@ import torch
 from tokensieve.core.density import density_peaks
 
 
-def by_loop(x, clusters, neighbours):
+def by_loop(x, clusters):
     m, width = x.shape
     d = [[float((x[i] - x[j]).double().norm()) / math.sqrt(width) for j in range(m)] for i in range(m)]
     density = []
     for i in range(m):
-        near = sorted(d[i][j] for j in range(m) if j != i)[:neighbours]
-        density.append(math.exp(-sum(v * v for v in near) / len(near)))
-    apart = []
+        near = sorted(d[i])[:clusters]  # itself among them
+        density.append(math.exp(-sum(v * v for v in near) / clusters))
+    apart, widest = [], max(map(max, d))
+    if clusters == 1:  # all are as dense as a token is to itself: the one in the middle is the centre
+        density = [1 - 1e-6 * sum(row) / m / widest for row in d]
     for i in range(m):
         denser = [d[i][j] for j in range(m) if density[j] > density[i]]
-        apart.append(min(denser) if denser else max(d[i]))
+        apart.append(min(denser) if denser else widest)
     centres = sorted(range(m), key=lambda i: -density[i] * apart[i])[:clusters]
     return centres, [i if i in centres else min(centres, key=lambda c: d[i][c]) for i in range(m)]
 
 
 def test_equals_the_loop() -> None:
     x = torch.randn(4, 17, 6, generator=torch.Generator().manual_seed(0))
-    for clusters, neighbours in ((1, 5), (3, 2), (5, 5), (17, 3)):
-        centre, belongs = density_peaks(x, clusters, neighbours)
+    for clusters in (1, 3, 5, 17):
+        centre, belongs = density_peaks(x, clusters)
         for b in range(4):
-            wanted, goes = by_loop(x[b], clusters, neighbours)
+            wanted, goes = by_loop(x[b], clusters)
             assert sorted(centre[b].tolist()) == sorted(wanted)
             assert centre[b][belongs[b]].tolist() == goes
 

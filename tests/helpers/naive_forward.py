@@ -70,7 +70,7 @@ def tome(r: int) -> Cut:
     return cut
 
 
-def evit(keep: int) -> Cut:
+def one_more(keep: int) -> Cut:
     """The others become one token at the end, weighted by what CLS pays them."""
 
     def cut(x: Tensor, q: Tensor, k: Tensor, size: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,6 +79,20 @@ def evit(keep: int) -> Cut:
         rest = [i for i in range(len(x) - 1) if i not in kept]
         token = sum(paid[i] * x[1 + i] for i in rest) / sum(paid[i] for i in rest)
         return torch.cat([x[[0] + [1 + i for i in kept]], token[None]]), torch.ones(2 + keep)
+
+    return cut
+
+
+def evit(keep: int) -> Cut:
+    """One of the `keep` is the others' sum, each times what CLS pays it, in the place of the best of them."""
+
+    def cut(x: Tensor, q: Tensor, k: Tensor, size: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        kept = by_cls(keep)(q, k, bias)
+        paid = softmax_rows(q, k, bias)[:, 0, 1:].mean(0)
+        place = min(kept, key=lambda i: paid[i])
+        rest = [i for i in range(len(x) - 1) if i not in kept or i == place]
+        total = sum(paid[i] * x[1 + i] for i in rest)
+        return torch.stack([x[0], *(total if i == place else x[1 + i] for i in kept)]), torch.ones(1 + keep)
 
     return cut
 

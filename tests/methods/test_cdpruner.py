@@ -63,6 +63,14 @@ def test_without_a_text_by_diversity_alone(seed):
         assert got.keep[b].tolist() == sorted(chosen)
 
 
+def test_before_a_language_model_tokens_are_compared_after_the_projector():
+    view = with_text(0, stage="projector")
+    got = make_method("cdpruner").reduce(view, 3).keep.tolist()
+    r = [naive_relevance(view, b, 1) for b in range(3)]
+    assert got == [naive_dpp(view.joint[b].double().numpy(), r[b], 3) for b in range(3)]
+    assert got != [naive_dpp(patches_of(view, b), r[b], 3) for b in range(3)]
+
+
 def test_plain_prefers_what_the_text_is_about_and_released_the_opposite():
     x = torch.cat([torch.zeros(1, 8), torch.eye(8)[:6] + 0.1 * torch.eye(8)[7]]).unsqueeze(0)
     view = TokenView.of(x, text=torch.eye(8)[2:3])

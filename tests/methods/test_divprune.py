@@ -36,6 +36,16 @@ def test_the_spaces_differ():
     assert not torch.equal(*(make_method("divprune", space=s).reduce(view, 5).keep for s in ("tokens", "keys")))
 
 
+def test_before_a_language_model_tokens_are_compared_after_the_projector():
+    view = draw_view(0, n=12, stage="projector", project=lambda x: x[..., :3].square())
+    got = make_method("divprune").reduce(view, 5).keep.tolist()
+    assert got == [naive_max_min(view.joint[b].double().numpy(), 5) for b in range(3)]
+    assert got != [naive_max_min(patches_of(view, b), 5) for b in range(3)]
+    assert make_method("divprune").reduce(draw_view(0, n=12, project=view._project), 5).keep.tolist() == [
+        naive_max_min(patches_of(view, b), 5) for b in range(3)
+    ]
+
+
 def test_fold():
     view = draw_view(0)
     got = make_method("divprune", fold=True).reduce(view, 4)

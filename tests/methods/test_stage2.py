@@ -107,6 +107,30 @@ def test_sparsevlm_recycles_the_best_of_the_dropped() -> None:
             assert torch.allclose(out[b, slot], wanted, atol=1e-5)
 
 
+def peaks(x, clusters, neighbours):
+    """Centres by density peaks; neighbours: how many, a token itself among them, make its density."""
+    m, width = x.shape
+    d = np.array([[np.linalg.norm(a - b) / np.sqrt(width) for b in x] for a in x])
+    density = [np.exp(-np.mean(np.sort(row)[:neighbours] ** 2)) for row in d]
+    apart = [min((d[i, j] for j in range(m) if density[j] > density[i]), default=d.max()) for i in range(m)]
+    return set(sorted(range(m), key=lambda i: -density[i] * apart[i])[:clusters])
+
+
+def test_sparsevlms_density_is_of_as_many_neighbours_as_clusters() -> None:
+    view, *_ = draw(3)
+    method, keep = make_method("sparsevlm", recycle=0.9, clusters=0.25), 9
+    recycled, made = method.made(N, keep)
+    assert made == 3
+    reduction, others = method.reduce(view, keep), 0
+    for b in range(BATCH):
+        order = reduction.scores[b].argsort(descending=True).tolist()
+        stay, pool = order[: keep - made], np.array(order[keep - made : keep - made + recycled])
+        x = view.tokens[b, pool].double().numpy()
+        assert set(reduction.keep[b].tolist()) - set(stay) == set(pool[list(peaks(x, made, made))].tolist())
+        others += peaks(x, made, made) != peaks(x, made, 6)
+    assert others
+
+
 def test_sparsevlm_without_recycling_only_drops() -> None:
     view, *_ = draw(4)
     reduction = make_method("sparsevlm", recycle=0.0).reduce(view, 5)
@@ -117,7 +141,7 @@ def test_sparsevlm_without_recycling_only_drops() -> None:
 
 @pytest.mark.parametrize(("name", "depth", "layers"), [
     ("pyramiddrop", 32, (8, 16, 24)), ("pyramiddrop", 8, (2, 4, 6)), ("pyramiddrop", 2, (1,)),
-    ("sparsevlm", 32, (2, 6, 15)), ("sparsevlm", 8, (1, 2, 4)), ("sparsevlm", 16, (1, 3, 8)),
+    ("sparsevlm", 32, (3, 7, 16)), ("sparsevlm", 8, (1, 2, 4)), ("sparsevlm", 16, (2, 4, 8)),
     ("fastv", 32, (2,)), ("fastv", 2, (1,)), ("two_stage", 32, (8, 16, 24)),
 ])  # fmt: skip
 def test_layers_scale_with_the_depth(name, depth, layers) -> None:
@@ -147,6 +171,6 @@ def test_views_without_a_sentence_say_so() -> None:
 
 
 def test_wrong_options() -> None:
-    for options in ({"recycle": 1.5}, {"clusters": -0.1}, {"neighbours": 0}):
+    for options in ({"recycle": 1.5}, {"clusters": -0.1}):
         with pytest.raises(OptionError, match=next(iter(options))):
             make_method("sparsevlm", **options)

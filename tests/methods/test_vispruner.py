@@ -10,10 +10,10 @@ from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method
 
 
-def naive_vispruner(view, b, keep, important):
+def naive_vispruner(view, b, keep, important, round_=8):
     x, weigh = patches_of(view, b), importance_of(view, b)
     order = sorted(range(view.n), key=lambda i: -weigh[i])
-    first = round(important * keep)
+    first = int(important * keep)
     chosen, rest = order[:first], order[first:]
     while len(rest) > keep - first:
         evens, odds = rest[0::2], rest[1::2]
@@ -21,8 +21,8 @@ def naive_vispruner(view, b, keep, important):
             rest = []
             break
         like = {i: max(cos(x[i], x[j]) for j in odds) for i in evens}
-        gone = sorted(evens, key=lambda i: -like[i])[: len(rest) - (keep - first)]
-        rest = [i for i in rest if i not in gone]
+        repeated = sorted(evens, key=lambda i: -like[i])
+        rest = repeated[min(round_, len(rest) - (keep - first)) :] + odds
     return sorted(chosen + rest)
 
 
@@ -36,6 +36,14 @@ def test_important_then_diverse(seed, important, prefix, made, heads):
         got = method.reduce(view, keep)
         assert got.keep.tolist() == [naive_vispruner(view, b, keep, important) for b in range(3)]
         assert got.scores[0].tolist() == pytest.approx(importance_of(view, 0)[:13], abs=1e-6)
+
+
+def test_at_most_eight_go_in_a_round():
+    """40 patches to 12: in rounds of 8 other ones stay than if half went at once."""
+    view = draw_view(1, n=40, biased=False)
+    got = make_method("vispruner").reduce(view, 12).keep.tolist()
+    assert got == [naive_vispruner(view, b, 12, 0.5) for b in range(3)]
+    assert all(kept != naive_vispruner(view, b, 12, 0.5, round_=40) for b, kept in enumerate(got))
 
 
 def test_the_share_of_the_important_changes_the_choice():

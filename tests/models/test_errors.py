@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import tokensieve
+from helpers.extra_token import OneMore
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError, UnsupportedModelError
 from tokensieve.methods.base import Selector
 from tokensieve.testing import tiny_model, tiny_models
@@ -71,10 +72,10 @@ def test_scaled_cosine_attention() -> None:
 def test_a_made_token_in_a_rotary_tower() -> None:
     tiny = tiny_model("timm_eva")
     kinds = [type(m) for m in tiny.model.modules()]
-    with pytest.raises(UnsupportedModelError, match="fuse=False"):
-        tokensieve.attach(tiny.model, "evit", keep=18)
+    with pytest.raises(UnsupportedModelError, match="no place in a rotary tower"):
+        tokensieve.attach(tiny.model, OneMore(), keep=18)
     assert [type(m) for m in tiny.model.modules()] == kinds
-    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=18, fuse=False) as handle:
+    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=18) as handle:  # its fused token has a place
         tiny.model(tiny.images(1))
         assert handle.kept[handle.at[-1]].shape == (1, 18)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import tokensieve
 from helpers import naive_forward as naive
+from helpers.extra_token import OneMore
 from tokensieve import Reduction, TokenView
 from tokensieve.core.select import strided
 from tokensieve.testing import TinyModel, tiny_model, tiny_models
@@ -25,6 +26,7 @@ def even(keep: int):
 BY_HAND = [
     ("grid", {}, [24, 12], {0: naive.drop(even(24)), 2: naive.drop(even(12))}),
     ("grid", {}, [35, 34], {0: naive.drop(even(35)), 2: naive.drop(even(34))}),
+    ("evit", {}, [20, 9], {0: naive.evit(20), 2: naive.evit(9)}),
     ("evit", {"fuse": False}, [20, 9], {0: naive.drop(naive.by_cls(20)), 2: naive.drop(naive.by_cls(9))}),
     ("grid", {"fold": True}, [20, 9], {0: naive.fold(even(20)), 2: naive.fold(even(9))}),
     (
@@ -58,14 +60,14 @@ def test_two_cuts_by_hand(tower: str, name: str, options: dict, keep: list[int],
 
 
 @pytest.mark.parametrize("tower", TOWERS)
-def test_a_fused_token_by_hand(tower: str) -> None:
+def test_one_token_more_by_hand(tower: str) -> None:
     tiny = tiny_model(tower)
     images = tiny.images(3)
     with torch.no_grad():
-        cuts = {1: naive.evit(11)}
+        cuts = {1: naive.one_more(11)}
         rows = naive.blocks_by_hand(naive.blocks_of(tiny.model), naive.embed(tiny.model, images), cuts)
         wanted = torch.stack([naive.cls_feature(tiny.model, x) for x, _ in rows])
-        with tokensieve.attach(tiny.model, "evit", keep=11, at=1):
+        with tokensieve.attach(tiny.model, OneMore(), keep=11, at=1):
             got = tiny.feature(tiny.model, images)
     assert torch.allclose(got, wanted, atol=2e-5), (got - wanted).abs().max()
 
@@ -275,7 +277,7 @@ def test_restore_copies_merged_patches() -> None:
 
 def test_restore_leaves_a_made_token_out() -> None:
     tiny = tower_with_tokens()
-    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=10, at=1) as handle:
+    with torch.no_grad(), tokensieve.attach(tiny.model, OneMore(), keep=10, at=1) as handle:
         _, tokens = tiny.model(tiny.images(2))
         assert tokens.shape[1] == 11
         full = handle.restore(tokens)

@@ -8,6 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import tokensieve
+from helpers.extra_token import OneMore
 from tokensieve.testing import TinyModel, tiny_model, tiny_models
 
 
@@ -42,7 +43,7 @@ def test_lengths_are_what_the_budget_says(family: str) -> None:
 @pytest.mark.parametrize("family", [f for f in tiny_models() if f != "timm_eva"])
 def test_a_made_token_is_carried_along(family: str) -> None:
     tiny = tiny_model(family)
-    with tokensieve.attach(tiny.model, "evit", keep=[20, 7], at=[1, 3]) as handle:
+    with tokensieve.attach(tiny.model, OneMore(), keep=[20, 7], at=[1, 3]) as handle:
         assert lengths(tiny) == [tiny.prefix + n for n in (36, 21, 21, 8)] == handle.tokens_per_layer
 
 

@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 import tokensieve
+from helpers.extra_token import OneMore
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.methods.base import Method
 from tokensieve.testing import TinyModel, tiny_model, tiny_models
 
 MODES = ["prune", "analyse", "fuse"]
@@ -289,15 +291,15 @@ def test_copies_after_a_forward_with_gradients(make) -> None:
         assert tokensieve.attachment_of(make(tiny.model)) is not None
 
 
-@pytest.mark.parametrize("method", ["evit", "tome"])
-def test_what_was_seen_stays_after_removal(method: str) -> None:
+@pytest.mark.parametrize("method", [OneMore(), "tome"], ids=["one more", "tome"])
+def test_what_was_seen_stays_after_removal(method: Method | str) -> None:
     tiny = tiny_model("openclip")
     with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=20, at=1) as handle:
         planned = handle.tokens_per_layer, handle.cost().macs
         tiny.feature(tiny.model, tiny.images(2))
         seen = handle.tokens_per_layer, handle.cost().macs
         kept = handle.kept[1]
-    assert planned == seen == (handle.tokens_per_layer, handle.cost().macs)  # evit's fused token is planned for
+    assert planned == seen == (handle.tokens_per_layer, handle.cost().macs)  # the token more is planned for
     assert torch.equal(handle.kept[1], kept)
     with torch.no_grad(), tokensieve.attach(tiny.model, "random", keep=5, at=0):
         tiny.feature(tiny.model, tiny.images(2))

@@ -14,7 +14,7 @@ __all__ = ["bipartite", "fold", "slot_of"]
 def slot_of(keep: Tensor, index: Tensor, n: int) -> Tensor:
     """The slots 0..K-1 that the tokens `index` (B, R), all of them in keep (B, K), have there; keep is ascending."""
     if not torch.compiler.is_exporting():  # ONNX has no such operator
-        return torch.searchsorted(keep, index)
+        return torch.searchsorted(keep, index.contiguous())
     slots = torch.zeros(keep.shape[0], n, dtype=torch.int64, device=keep.device)
     slots = slots.scatter(1, keep, torch.arange(keep.shape[1], device=keep.device).expand_as(keep))
     return slots.gather(1, index)

@@ -7,7 +7,7 @@ Imports torch only.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
@@ -98,8 +98,8 @@ class Reduction:
 
     def detached(self) -> Reduction:
         """The same without gradients."""
-        extra, scores = (None if part is None else part.detach() for part in (self.extra, self.scores))
-        return replace(self, extra=extra, scores=scores)
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: part.detach() for name, part in parts.items() if isinstance(part, Tensor)})
 
     def _rows(self, batch: int, prefix: int, n: int, made: int) -> Tensor:
         """(B, P+K+M) rows of the full sequence that survive: the prefix, the kept patches, the tokens made earlier."""
@@ -168,8 +168,8 @@ class WeightedReduction(Reduction):
     """Kept token k becomes own[k] * x[k] + the sum of weight[j] * x[j] over the dropped j that go to it.
 
     drop: (B, R) tokens that go somewhere; goal: (B, R) the slots 0..K-1 they go to; weight: (B, R); own: (B, K). What
-    is in neither keep nor drop is gone. For methods whose mean is not weighted by size (VisionZip adds, PruMerge weighs
-    by attention, SparseVLM recycles only some); `into` stays None, and sizes are not kept.
+    is in neither keep nor drop is gone. For methods whose mean is not weighted by size (EViT sums, PruMerge weighs by
+    attention, SparseVLM recycles only some); `into` stays None, and sizes are not kept.
     """
 
     goal: Tensor | None = None
@@ -199,9 +199,10 @@ class WeightedReduction(Reduction):
 
 @dataclass(frozen=True)
 class MixedReduction(Reduction):
-    """Kept token k becomes the sum over all N tokens of mix[k, j] * x[j].
+    """Slot k gets the sum over all N tokens of mix[k, j] * x[j].
 
-    mix: (B, K, N), rows sum to 1; gradients flow through it. `into` stays None.
+    mix: (B, K, N), or (B, K, P + N) where prefix tokens take part; gradients flow through it. Slots are in any order
+        that the method likes, `keep` says their places only. `into` stays None.
     share: (B, K, N), columns sum to 1: how far each of the N belongs to each kept one, whatever its part in the mean.
         Sizes follow it, with gradients. None: sizes are not kept.
     """
@@ -215,16 +216,18 @@ class MixedReduction(Reduction):
         out, new_size = super().apply(x, prefix, made, size)
         if self.mix is None:
             return out, new_size
-        k, n = self.mix.shape[1:]
-        mixed = torch.bmm(self.mix.to(x.dtype), x[:, prefix : prefix + n])
+        k, n = self.mix.shape[1], x.shape[1] - prefix - made
+        first = prefix + n - self.mix.shape[2]  # where the tokens that take part begin
+        mixed = torch.bmm(self.mix.to(x.dtype), x[:, first : prefix + n])
         if self.share is not None:
             stands = self.share.sum(dim=-1) if size is None else torch.einsum("bkn,bn->bk", self.share, size[:, :n])
             new_size = stands if new_size is None else torch.cat([stands, new_size[:, k:]], dim=1)
         return torch.cat([out[:, :prefix], mixed, out[:, prefix + k :]], dim=1), new_size
 
     def slots(self, n: int) -> Tensor:
-        """As ever, with each dropped token in the slot that takes most of it."""
+        """As ever, with each dropped token in the slot that takes most of it, -1 where none does."""
         slot = super().slots(n)
         if self.mix is None:
             return slot
-        return torch.where(slot >= 0, slot, self.mix.argmax(dim=1))
+        part, goal = self.mix[:, :, -n:].max(dim=1)
+        return torch.where(slot >= 0, slot, goal.masked_fill(part == 0, -1))

@@ -44,7 +44,6 @@ class Method(ABC):
     stages: ClassVar[tuple[str, ...]] = STAGES  # where it can work
     reads_text: ClassVar[bool] = False  # looks at view.text where there is one
     reads_attention: ClassVar[bool] = False  # inside a language model: needs a layer before it
-    reads_next_layer: ClassVar[bool] = False  # there, attention is that of the layer after the cut, on all tokens
 
     @abstractmethod
     def reduce(self, view: TokenView, keep: int) -> Reduction:
@@ -73,6 +72,20 @@ class Method(ABC):
     def layers(self, depth: int) -> tuple[int, ...]:
         """The layers of a language model of `depth` layers before which it cuts, where none are named."""
         return (min(2, depth - 1),)
+
+    @property
+    def reads_next_layer(self) -> bool:
+        """Whether queries, keys and attention are those of the layer after the cut, on all the tokens still there.
+
+        Inside a language model and before the projector; false: those of the layer before.
+        """
+        return False
+
+    def blocks(self, depth: int) -> tuple[int, ...]:
+        """The blocks of an encoder of `depth` blocks at which it cuts, where none are named."""
+        if self.one_cut:
+            return (max(0, depth // 2 - 1),)
+        return tuple(range(0, depth, self.spacing()))
 
     def spacing(self) -> int:
         """By default a spread budget cuts at every n-th block, from the first on.

@@ -24,7 +24,10 @@ class CDPruner(Selector):
     in each image, + 1e-6. relevance="plain" takes that sign; "released" the negative, as the authors' code does,
     which is far worse where it was measured (77 against 94 % of a LLaVA's answers, benchmarks/vlm.md).
     Without a text every r is 1 and the choice is by diversity alone. One cut by default. In a vision-language model the
-    text is the question, in the space of the language model's input.
+    text is the question, in the space of the language model's input, and patches between vision tower and projector are
+    compared after the projector, as the released code does.
+
+    Departs: the released code takes r from CLIP's text tower and joint space, and scales it over the batch.
     """
 
     relevance: str = "plain"
@@ -43,5 +46,6 @@ class CDPruner(Selector):
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, Tensor]:
         r = self.score(view, keep)
-        kernel = cosine(view.x, view.x).float() * r.unsqueeze(1) * r.unsqueeze(2)
+        x = view.joint if view.stage == "projector" else view.x
+        kernel = cosine(x, x).float() * r.unsqueeze(1) * r.unsqueeze(2)
         return dpp(kernel, keep), r

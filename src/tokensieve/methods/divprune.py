@@ -18,8 +18,11 @@ __all__ = ["DivPrune"]
 class DivPrune(Selector):
     """Keep the patches that are farthest from each other: greedy max-min of 1 - cosine.
 
-    space: "tokens" (residual stream, as in the paper) or "keys". One cut by default, as in the paper: the greedy steps
-    are sequential, and spread over the depth they cost more than they save on a small model.
+    space: "tokens" or "keys". Tokens between a vision tower and a language model are compared after the projector, as
+    the released code does; elsewhere in the residual stream at the cut. One cut by default, as in the paper: the greedy
+    steps are sequential, and spread over the depth they cost more than they save on a small model.
+
+    Departs: of two that are each other's nearest, the first pick is the one farther from all, not the first in order.
     """
 
     space: str = "tokens"
@@ -32,5 +35,6 @@ class DivPrune(Selector):
         raise TypeError("divprune chooses a set, it has no scores")
 
     def select(self, view: TokenView, keep: int) -> tuple[Tensor, None]:
-        x = view.x if self.space == "tokens" else view.keys
-        return max_min(x, keep), None
+        if self.space == "keys":
+            return max_min(view.keys, keep), None
+        return max_min(view.joint if view.stage == "projector" else view.x, keep), None

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from tokensieve.core.reduction import Reduction
+from tokensieve.core.merge import slot_of
+from tokensieve.core.reduction import Reduction, WeightedReduction, complement
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector
 
@@ -17,29 +17,38 @@ __all__ = ["EViT"]
 
 @dataclass(kw_only=True)
 class EViT(Selector):
-    """Keep the patches that CLS attends to most; fuse the others into one extra token, weighted by that attention.
+    """Keep the patches that CLS attends to most; fuse the others into one token, their sum weighted by that attention.
 
-    The extra token of an earlier cut goes into the new one with its own attention. fuse=False only drops.
-    A spread budget cuts at every third block.
+    Cuts at a quarter, a half and three quarters of the depth (blocks 3, 6 and 9 of 12), by the same share each time.
+    The sum is not divided by the weights' sum, so the fused token is short, and at the next cut it competes for a place
+    like any other. fuse=False only drops.
+
+    Departs: the fused token is one of the `keep`, and stands where the best of the patches in it stood; the released
+    code has it as one token more. With `keep` - 1 there the tokens are the same.
+    Departs: where there is no CLS, attention is the mean attention received.
     """
 
     fuse: bool = True
+    schedule: ClassVar[str] = "geometric"
     differentiable: ClassVar[bool] = True
-    stages: ClassVar[tuple[str, ...]] = ("encoder",)  # a made token has no place in a prompt
+    stages: ClassVar[tuple[str, ...]] = ("encoder",)
 
-    def spacing(self) -> int:
-        return 3  # as the paper does; measured better than every block
+    def blocks(self, depth: int) -> tuple[int, ...]:
+        return tuple(sorted({depth * quarter // 4 for quarter in (1, 2, 3)}))
 
-    def makes(self) -> int:
-        return int(self.fuse and not self.fold)
-
-    def score(self, view: TokenView, keep: int) -> Tensor:
+    def score(self, view: TokenView, keep: int) -> torch.Tensor:
         return view.importance()
 
     def reduce(self, view: TokenView, keep: int) -> Reduction:
         if not self.fuse or self.fold or keep == view.n:
             return super().reduce(view, keep)
-        index, scores = self.select(view, keep)
-        weight = view.importance(made=True).scatter(1, index, 0.0)
-        weight = weight / weight.sum(dim=1, keepdim=True).clamp_min(torch.finfo(weight.dtype).tiny)
-        return Reduction(keep=index, extra=weight.unsqueeze(1), scores=scores)
+        self.check_keep(view, keep)
+        scores = self.score(view, keep)
+        best = scores.topk(keep, dim=1).indices  # falling: the last one's place goes to the fused token
+        index, place = best.sort(dim=1).values, best[:, -1:]
+        drop, slot = complement(index, view.n), slot_of(index, place, view.n)
+        own = torch.ones_like(scores[:, :keep]).scatter(1, slot, scores.gather(1, place))
+        goal = slot.expand(-1, drop.shape[1])
+        return WeightedReduction(
+            keep=index, drop=drop, goal=goal, weight=scores.gather(1, drop), own=own, scores=scores
+        )

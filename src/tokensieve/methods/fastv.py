@@ -19,6 +19,8 @@ class FastV(Selector):
 
     The attention is that of the layer before the cut, mean over heads: one recomputed row. In the prefill only; the
     tokens that stay keep their positions.
+
+    Departs: how many stay is what the budget asks for.
     """
 
     one_cut: ClassVar[bool] = True

@@ -28,7 +28,10 @@ class PyramidDrop(Selector):
     schedule: ClassVar[str] = "geometric"
     stages: ClassVar[tuple[str, ...]] = ("decoder",)
     reads_attention: ClassVar[bool] = True
-    reads_next_layer: ClassVar[bool] = True
+
+    @property
+    def reads_next_layer(self) -> bool:
+        return True
 
     def layers(self, depth: int) -> tuple[int, ...]:
         return tuple(sorted({max(1, depth * quarter // 4) for quarter in (1, 2, 3)} & set(range(1, depth))))

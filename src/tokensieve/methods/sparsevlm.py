@@ -23,15 +23,17 @@ class SparseVLM(Method):
     """Keep what the raters among the text tokens attend to; recycle the best of the dropped into a few cluster means.
 
     Raters: text tokens whose share of softmax_text(v t^T), averaged over the vision tokens v, both as they enter the
-    language model, is not under the mean. Cuts at layers 2 / 6 / 15 of 32, scaled to the depth. Of the dropped, the
-    best `recycle` are clustered (DPC-KNN) into `clusters` times as many tokens; each stands at its centre's position
-    and counts in the budget. Departures: the budget sets how many go, not the rank of the attention map; clusters are
-    means.
+    language model, is not under the mean. Layers 2 / 6 / 15 of 32 run whole and rank by their own attention; the cut
+    comes after them, before 3 / 7 / 16, scaled to the depth. Of the dropped, the best `recycle` are clustered (DPC-KNN,
+    density by as many neighbours as there are clusters) into `clusters` times as many tokens, the clusters' means.
+
+    Departs: a cluster's token stands at its centre's position and counts in the budget; in the released code it stands
+    behind the others, and positions are numbered anew.
+    Departs: the counts are what the budget asks for, the same share at each cut; the released code has a list of them.
     """
 
     recycle: float = 0.3
     clusters: float = 0.1
-    neighbours: int = 5
 
     schedule: ClassVar[str] = "geometric"
     stages: ClassVar[tuple[str, ...]] = ("decoder",)
@@ -41,10 +43,9 @@ class SparseVLM(Method):
     def __post_init__(self) -> None:
         check(0.0 <= self.recycle <= 1.0, "recycle", self.recycle, "a share in [0, 1]")
         check(0.0 <= self.clusters <= 1.0, "clusters", self.clusters, "a share in [0, 1]")
-        check(self.neighbours >= 1, "neighbours", self.neighbours, "at least 1")
 
     def layers(self, depth: int) -> tuple[int, ...]:
-        return tuple(sorted({min(depth - 1, max(1, round(depth * layer / 32))) for layer in (2, 6, 15)}))
+        return tuple(sorted({min(depth - 1, max(1, round(depth * layer / 32))) for layer in (3, 7, 16)}))
 
     def score(self, view: TokenView) -> Tensor:
         """(B, N) mean attention of the raters."""
@@ -75,7 +76,7 @@ class SparseVLM(Method):
         best = top(scores, keep - made)
         rest = complement(best, view.n)
         pool = rest.gather(1, top(scores.gather(1, rest), recycled))  # (B, R)
-        centre, belongs = density_peaks(take_tokens(view.x, pool), made, self.neighbours)
+        centre, belongs = density_peaks(take_tokens(view.x, pool), made)
         centres = pool.gather(1, centre)
         index = torch.cat([best, centres], dim=1).sort(dim=1).values
         slot = slot_of(index, centres, view.n).gather(1, belongs)  # (B, R), the slot each recycled token goes to

@@ -21,7 +21,10 @@ class ToMe(Method):
     """Split the tokens alternately into A and B; merge the r of A that are most like one of B into it.
 
     Similarity is the cosine of the keys, averaged over heads; averages are weighted by size. The prefix counts as the
-    first positions (so CLS falls into A) and never merges. At most the patches of A can go in one step.
+    first positions (so CLS falls into A) and never merges. At most the patches of A can go in one step. As many go at
+    every block, and log(size) is added to the logits of later attention.
+
+    Departs: registers and other prefix tokens never merge either.
     """
 
     uses_positions: ClassVar[bool] = True

@@ -8,19 +8,25 @@ import torch
 from torch import Tensor
 
 from tokensieve.core.reduction import take_tokens
-from tokensieve.core.score import cosine
+from tokensieve.core.score import unit
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Selector, check
 
 __all__ = ["VisPruner"]
 
+_ROUND = 8  # at most so many are dropped before the others are compared anew
+
 
 @dataclass(kw_only=True)
 class VisPruner(Selector):
-    """Keep round(important * keep) patches by CLS attention, and from the others those that repeat each other least.
+    """Keep the first important * keep patches by CLS attention, and of the others those that repeat each other least.
 
-    The others, sorted by attention, are split even / odd; the evens most like an odd are dropped; repeated until the
-    rest of the budget remains. Each round drops at most half.
+    The others, in order of attention, are split even / odd, and of the evens the 8 most like an odd are dropped;
+    repeated until the rest of the budget remains, the last round dropping what is left to drop. After a round come the
+    evens that stay, the most repeated first, then the odds. Patches are compared by the cosine of the features as they
+    are, before any projector.
+
+    Departs: where fewer than 8 evens are left, all of them go; the released code does not get there.
     """
 
     important: float = 0.5
@@ -35,22 +41,19 @@ class VisPruner(Selector):
         self.check_keep(view, keep)
         scores = self.score(view, keep)
         order = scores.argsort(dim=1, descending=True)
-        first = round(self.important * keep)
+        first = int(self.important * keep)
         chosen, rest = order[:, :first], order[:, first:]
+        x = unit(view.x)
         while rest.shape[1] > keep - first:
-            rest = self._drop_repeats(view, rest, rest.shape[1] - (keep - first))
+            rest = self._drop_repeats(x, rest, min(_ROUND, rest.shape[1] - (keep - first)))
         return torch.cat([chosen, rest], dim=1).sort(dim=1).values, scores
 
     @staticmethod
-    def _drop_repeats(view: TokenView, rest: Tensor, excess: int) -> Tensor:
-        """One round on indices (B, M), sorted by attention: drop up to `excess` of the evens. Order is kept."""
-        m = rest.shape[1]
-        if m == 1:
-            return rest[:, :0]
+    def _drop_repeats(x: Tensor, rest: Tensor, count: int) -> Tensor:
+        """One round on indices (B, M) into unit vectors (B, N, D): drop `count` of the evens, or all of them."""
         evens, odds = rest[:, 0::2], rest[:, 1::2]
-        like = cosine(take_tokens(view.x, evens), take_tokens(view.x, odds)).amax(dim=-1)
-        gone = like.topk(min(excess, evens.shape[1]), dim=1).indices * 2  # places of the dropped evens within `rest`
-        place = torch.arange(m, device=rest.device).expand_as(rest)
-        left = m - gone.shape[1]
-        stay = place.scatter(1, gone, 2 * m).topk(left, dim=1, largest=False).indices.sort(dim=1).values
-        return rest.gather(1, stay)
+        if not odds.shape[1]:
+            return rest[:, :0]
+        like = (take_tokens(x, evens) @ take_tokens(x, odds).transpose(1, 2)).amax(dim=-1)
+        stay = like.argsort(dim=1, descending=True)[:, count:]
+        return torch.cat([evens.gather(1, stay), odds], dim=1)

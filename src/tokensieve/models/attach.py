@@ -178,7 +178,7 @@ def _half(depth: int) -> int:
 def _places(at: int | Sequence[int] | None, method: Method, depth: int) -> tuple[int, ...]:
     """The blocks where tokens leave, ascending."""
     if at is None:
-        return (_half(depth),) if method.one_cut else tuple(range(0, depth, method.spacing()))
+        return method.blocks(depth)
     places = listed_places(at, f"give a block of 0 to {depth - 1}, or several")
     for place in places:
         if not 0 <= place < depth:

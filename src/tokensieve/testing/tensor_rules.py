@@ -307,7 +307,8 @@ def _gradients(make: Make) -> str | None:
             return f"{case}: no gradient reaches some of the tokens that remain"
         if reduction.into is not None and not reached.all():
             return f"{case}: no gradient reaches some of the tokens that were merged"
-        if method.differentiable and reduction.extra is not None and view.n - keep > 1:
+        weighed = reduction.extra is not None or getattr(reduction, "weight", None) is not None
+        if method.differentiable and weighed and view.n - keep > 1:
             through = view.q.grad
             if through is None or not through.isfinite().all() or not through.abs().sum() > 0:
                 return f"{case}: the method says it is differentiable, but no gradient reaches the queries"

@@ -95,7 +95,7 @@ def test_a_bare_clip_tower_inside_still_takes_an_encoders_method(tiny) -> None:
     tower = tiny.model.model.vision_tower
     pixels = tiny.prompts(ONE)["pixel_values"]
     with torch.no_grad(), tokensieve.attach(tower, "evit", keep=12, at=1) as handle:
-        assert tower(pixels).last_hidden_state.shape[1] == 14  # CLS, 12 and the fused one
+        assert tower(pixels).last_hidden_state.shape[1] == 13  # CLS and 12, the fused one among them
         assert handle.kept[1].shape == (1, 12)
 
 

@@ -29,6 +29,7 @@ class Encoded:
     """Images as the tower left them, projector still to come: generate encodes before it shows the prompt.
 
     tokens: (I, P+N, D) of the feature layer; entered: what entered that layer's block, for its attention.
+    after: the block that takes `tokens`; None where their layer is not the one before it.
     pooler_output: for each image N times its number. generate repeats the list for beams and counts its lengths.
     """
 
@@ -40,6 +41,7 @@ class Encoded:
     depth: float
     seconds: float
     pooler_output: list[Tensor]
+    after: nn.Module | None = None
 
     def ordered(self) -> tuple[Tensor, Tensor | None]:
         """tokens and entered of every image that the prompts ask for, in their order."""
@@ -81,6 +83,7 @@ def encode(model: Any, pixels: Tensor, layer: Any = None, strategy: str | None =
     return Encoded(
         tokens, states[deepest - 1] if deepest else None, blocks[deepest - 1] if deepest else None, prefix, has_cls,
         deepest / len(blocks), now(pixels.device, timing) - start, number,
+        blocks[deepest] if len(layers) == 1 and deepest < len(blocks) else None,
     )  # fmt: skip
 
 
@@ -127,7 +130,10 @@ def project(
         with torch.set_grad_enabled(learns):
             asked = run.asked(vision, valid) if method.reads_text else None
             text, text_valid = _questions(asked, embeds, rows)
-            view = _view(encoded, tokens, entered, text, text_valid, model.multi_modal_projector)
+            block = encoded.block
+            if method.reads_next_layer:
+                entered, block = (None if encoded.after is None else tokens), encoded.after
+            view = _view(encoded, tokens, entered, block, text, text_valid, model.multi_modal_projector)
             reduction = method.reduce(view, keep)
         if reduction.extra is not None:
             raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
@@ -151,15 +157,14 @@ def _questions(asked: Tensor | None, embeds: Tensor, rows: list[int]) -> tuple[T
 
 
 def _view(
-    encoded: Encoded, tokens: Tensor, entered: Tensor | None, text: Tensor | None, text_valid: Tensor | None,
-    projector: nn.Module,
+    encoded: Encoded, tokens: Tensor, entered: Tensor | None, block: Any, text: Tensor | None,
+    text_valid: Tensor | None, projector: nn.Module,
 ) -> TokenView:  # fmt: skip
-    """The feature layer's tokens; queries and keys of its attention are worked out when asked for."""
-    block: Any = encoded.block
+    """The feature layer's tokens; queries and keys that `block` makes of `entered` are worked out when asked for."""
 
     def part(name: str, row: int | None) -> Tensor:
         if entered is None:
-            raise OptionError("the features are the tower's input: no layer's attention says anything of them")
+            raise OptionError("the features are the tower's input, or its output: there is no such layer's attention")
         x = entered if row is None else entered[:, row : row + 1]
         out = getattr(block.self_attn, name)(block.layer_norm1(x))
         return cast(Tensor, out.view(*out.shape[:2], block.self_attn.num_heads, -1).transpose(1, 2))

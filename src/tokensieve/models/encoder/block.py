@@ -80,7 +80,7 @@ def _attend(
     table = given.get(form.rotary) if form.rotary else None
     if table is not None:
         if state.made:
-            raise UnsupportedModelError("an extra token has no place in a rotary tower: use evit with fuse=False")
+            raise UnsupportedModelError("an extra token has no place in a rotary tower")
         assert form.rotate is not None
         q = form.rotate(block, q, table, state.origin, prefix).type_as(v)
         k = form.rotate(block, k, table, state.origin, prefix).type_as(v)

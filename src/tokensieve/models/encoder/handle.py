@@ -76,9 +76,7 @@ class EncoderHandle(Handle):
         if not 0.0 <= method.proportional <= 2.0:
             raise OptionError(f"proportional={method.proportional!r}: how much of log(size) counts lies in [0, 2]")
         if method.makes() and family.turns(self.tower) and self.mode == "prune":
-            raise UnsupportedModelError(
-                f"{type(method).__name__} makes a token, which has no place in a rotary tower: use evit with fuse=False"
-            )
+            raise UnsupportedModelError(f"{type(method).__name__} makes a token, which has no place in a rotary tower")
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if self.mode == "fuse" and self.project is None:
             raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')

@@ -56,7 +56,7 @@ def measure_share(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
 def _cuts(method: str) -> int:
     """Cuts that the method makes by default in an encoder of DEPTH blocks."""
     made = make_method(method)
-    return 1 if made.one_cut else len(range(0, DEPTH, made.spacing()))
+    return len(made.blocks(DEPTH))
 
 
 def _keep(method: str) -> float:
