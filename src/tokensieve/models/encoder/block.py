@@ -48,6 +48,7 @@ class SievedBlock:
 
     def _sieve_step(self, x: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
         index = self._sieve_index
+        x = run.narrow(index, x)
         state = run.enter(index, x)
         seen = self.sieve_attend(x, run, state, *args, **kwargs)
         tokens = seen.tokens

@@ -14,6 +14,7 @@ from tokensieve.core.cost import Cost, encoder_cost
 from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError
 from tokensieve.methods.base import Method
 from tokensieve.models.encoder.block import SievedBlock
+from tokensieve.models.encoder.dense import dense_mixin
 from tokensieve.models.encoder.fuse import FusingTower
 from tokensieve.models.encoder.run import Run, SievedBlocks
 from tokensieve.models.families.base import Family
@@ -136,6 +137,8 @@ class EncoderHandle(Handle):
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
         self.swap(self.blocks, SievedBlocks)
+        if self.mode == "prune" and self.reduces:
+            self.swap(self.tower, swapped_class(dense_mixin(self.tower), type(self.tower), disguised=True))
         if self._feature is not None:
             self._feature.__dict__["_sieve_attachment"] = self
             self.swap(self._feature, swapped_class(FusingTower, type(self._feature)))

@@ -11,6 +11,7 @@ Imports core, swap and timing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +29,7 @@ from tokensieve.models.timing import now
 if TYPE_CHECKING:
     from tokensieve.models.encoder.handle import EncoderHandle
 
-__all__ = ["Attended", "Run", "SievedBlocks", "State", "fusing_runs"]
+__all__ = ["Attended", "Run", "SievedBlocks", "State", "fusing_runs", "grid_of", "image_sizes", "nearest_kept"]
 
 
 class State(NamedTuple):
@@ -69,6 +70,8 @@ class Run:
         self.images = 0  # of the batch
         self.seconds: float | None = None  # from the first block to the last, where the handle asks for timing
         self._start = 0.0
+        self.image: tuple[int, ...] | None = None  # pixels of the image, where blocks return one token for each patch
+        self.extras: dict[int, Tensor] = {}  # then: block -> the extra tokens that enter it
 
     def call(self, block: nn.Module, last: bool, *args: Any, **kwargs: Any) -> Any:
         """Call one of this forward's blocks."""
@@ -143,6 +146,10 @@ class Run:
         """Note what leaves `block`. After the last one, give merged patches back to a tower that pools over patches."""
         self.leaving[block] = x.shape[1]
         at = self.attachment
+        if self.image is not None and self.states[block + 1].origin is not None:
+            x = self.widen(block, x)
+            self.pooled = x.shape[1]
+            return x
         if block < at.depth - 1:
             return x
         if at.pools_patches and self.states[block + 1].size is not None:
@@ -150,11 +157,39 @@ class Run:
         self.pooled = x.shape[1]
         return x
 
-    def slots(self) -> Tensor:
-        """(B, N) for each patch of the full grid the slot it ended in, -1 where it was dropped."""
+    def widen(self, block: int, x: Tensor) -> Tensor:
+        """(B, P+K+M, D) -> (B, P+N, D): each patch gets the token that stands for it; extra tokens are set aside."""
+        prefix, origin = self.attachment.prefix, self.states[block + 1].origin
+        assert origin is not None
+        assert self.image is not None
+        slots = self.slots(block)
+        if any(self.reductions[b].into is None for b in self.reductions if b <= block):
+            grid = grid_of(self.patches, self.attachment.grid, self.image)
+            slots = torch.where(slots >= 0, slots, nearest_kept(origin, grid))
+        self.extras[block + 1] = x[:, prefix + origin.shape[1] :]
+        lead = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
+        return take_tokens(x, torch.cat([lead, slots + prefix], dim=1))
+
+    def narrow(self, block: int, x: Tensor) -> Tensor:
+        """What `widen` made of the block before -> the tokens that are left. (B, P+N, D) -> (B, P+K+M, D)"""
+        extra = self.extras.get(block)
+        if extra is None:
+            return x
+        prefix, origin = self.attachment.prefix, self.states[block].origin
+        assert origin is not None
+        lead = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
+        return torch.cat([take_tokens(x, torch.cat([lead, origin + prefix], dim=1)), extra], dim=1)
+
+    def slots(self, last: int | None = None) -> Tensor:
+        """(B, N) for each patch of the full grid the slot it ended in, -1 where it was dropped.
+
+        last: the block up to which cuts count. None: all.
+        """
         slot: Tensor | None = None
         before = self.patches
         for block in sorted(self.reductions):
+            if last is not None and block > last:
+                break
             step = self.reductions[block].slots(before)
             if slot is None:
                 slot = step
@@ -206,6 +241,8 @@ class SievedBlocks(nn.ModuleList):
         run = self.attachment.new_run(self.attachment)
         if self.attachment.mode == "fuse":
             fusing_runs.get([]).append(run)
+        if not torch.compiler.is_compiling():  # calls that ask for full size are not compiled
+            run.image = image_sizes.get()
         if not torch.compiler.is_exporting():
             run.owner = self
         blocks = [block for block in self._modules.values() if block is not None]
@@ -227,3 +264,33 @@ class SievedBlocks(nn.ModuleList):
 # How a fusing tower gets hold of the run of its own forward, in its own thread. Only mode="fuse" reads it:
 # torch.compile breaks its graph here.
 fusing_runs: ContextVar[list[Run]] = ContextVar("fusing_runs")
+
+# Pixels of the image whose features the caller wants in full size; None otherwise. See `dense`.
+image_sizes: ContextVar[tuple[int, ...] | None] = ContextVar("image_sizes", default=None)
+
+
+def grid_of(patches: int, usual: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, ...]:
+    """Patches along each axis of an image of `patches`.
+
+    usual: those of the model's usual image. image: the pixels of this one, () where they are not known.
+    """
+    if math.prod(usual) == patches:
+        return usual
+    for size in (image, usual):
+        if len(size) == 2:
+            rows = round(math.sqrt(patches * size[0] / size[1]))
+            if rows and patches % rows == 0 and abs(patches // rows / rows - size[1] / size[0]) <= 1.0 / rows:
+                return rows, patches // rows
+    raise UnsupportedModelError(f"{patches} patches of an image of {image}: the grid they were cut from is not known")
+
+
+def nearest_kept(origin: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """(B, N) for each patch of the grid the slot of the nearest kept one; of equally near ones the first.
+
+    origin: (B, K) indices of the kept patches.
+    """
+    axes = [torch.arange(n, device=origin.device) for n in grid]
+    place = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, len(grid))  # (N, axes)
+    apart = (place[None, :, None] - place[origin][:, None]).square().sum(dim=-1)  # (B, N, K)
+    order = torch.arange(origin.shape[1], device=origin.device)
+    return (apart * origin.shape[1] + order).argmin(dim=-1)
