@@ -274,13 +274,13 @@ def grid_of(patches: int, usual: tuple[int, ...], image: tuple[int, ...]) -> tup
 
     usual: those of the model's usual image. image: the pixels of this one, () where they are not known.
     """
-    if math.prod(usual) == patches:
-        return usual
     for size in (image, usual):
         if len(size) == 2:
             rows = round(math.sqrt(patches * size[0] / size[1]))
             if rows and patches % rows == 0 and abs(patches // rows / rows - size[1] / size[0]) <= 1.0 / rows:
                 return rows, patches // rows
+        if math.prod(usual) == patches:
+            return usual
     raise UnsupportedModelError(f"{patches} patches of an image of {image}: the grid they were cut from is not known")
 
 
