@@ -23,11 +23,17 @@ HERE = Path(__file__).parent
 PAGE = HERE / "vlm.md"
 BEGIN = "<!-- tables: written by benchmarks/vlm_evidence.py -->"
 UNTOUCHED, LEARNED = "none", "two_stage"
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    # what is left out is averaged into what is most like it
+    "divprune-fold": ("divprune", {"fold": True}), "cdpruner-fold": ("cdpruner", {"fold": True}),
+    # where the default departs from the released code, that code's way
+    "cdpruner-released": ("cdpruner", {"relevance": "released"}),
+    "prumerge-released": ("prumerge", {"merge": "released"}),
+}  # fmt: skip
 FREE = (
     "random", "grid", "divprune", "cdpruner", "vispruner", "visionzip", "prumerge", "tome", "sieve", "fastv",
-    "pyramiddrop", "sparsevlm", "divprune-fold", "cdpruner-fold",
+    "pyramiddrop", "sparsevlm", *VARIANTS,
 )  # fmt: skip
-FOLD = "-fold"  # the method with fold=True: what is left out is averaged into what is most like it
 BUDGETS = (0.5, 0.33, 0.22)
 
 
@@ -86,12 +92,12 @@ class Bench:
 
         model, handle, start = self.model, None, time.perf_counter()
         if method != UNTOUCHED:
-            more: dict[str, Any] = {"adapter": str(self.adapter)} if method == LEARNED else {}
-            if method.endswith(FOLD):
-                more = {"fold": True}
+            name, more = VARIANTS.get(method, (method, {}))
+            if method == LEARNED:
+                more = {"adapter": str(self.adapter)}
             try:
                 model, handle = attach_reduced(
-                    self.model, VlmEvalOptions(method=method.removesuffix(FOLD), keep_average=budget, options=more)
+                    self.model, VlmEvalOptions(method=name, keep_average=budget, options=more)
                 )
                 handle.counts(handle.patches)
             except BudgetError as error:

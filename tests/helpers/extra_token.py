@@ -21,7 +21,7 @@ class OneMore(Selector):
     def spacing(self) -> int:
         return 3
 
-    def makes(self) -> int:
+    def extra_tokens(self) -> int:
         return 1
 
     def score(self, view: TokenView, keep: int) -> Tensor:

@@ -47,14 +47,6 @@ def test_every_listed_method_is_there(name):
     assert registry.method_options(name) == {f: getattr(method, f) for f in registry.method_options(name)}
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "sieve"])
-def test_a_paper_is_named_where_there_is_one(name):
-    module = sys.modules[registry.method_class(name).__module__]
-    if name not in ("random", "grid", "anchor"):
-        number = list_methods()[name].rsplit("(", 1)[1].rstrip(")")
-        assert f"arXiv {number}" in module.__doc__
-
-
 def test_options_reach_the_method():
     assert make_method("anchor", k=3, alpha=0.25).k == 3
     assert make_method("random", seed=4, fold=True).fold is True
@@ -121,12 +113,6 @@ def test_the_list_says_where_a_method_works_as_its_class_does():
         list_methods("decode")
 
 
-@pytest.mark.parametrize("name", ["visionzip", "prumerge", "fastv", "pyramiddrop", "sparsevlm"])
-def test_the_papers_of_vision_language_methods_are_named(name):
-    module = sys.modules[registry.method_class(name).__module__]
-    assert f"arXiv {list_methods()[name].rsplit('(', 1)[1].rstrip(')')}" in module.__doc__
-
-
 @pytest.mark.parametrize(
     ("name", "options", "said"),
     [
@@ -153,3 +139,109 @@ def test_only_classes_of_methods_are_registered(name, what):
 def test_a_class_is_not_a_method_made_already():
     with pytest.raises(OptionError, match=r"First\(\), not the class"):
         tokensieve.attach(torch.nn.Linear(2, 2), First, keep=0.5)
+
+
+OWN = '''
+from dataclasses import dataclass
+import tokensieve, torch
+
+@dataclass(kw_only=True)
+class Front(tokensieve.Method):
+    """Keep the first patches."""
+    step: int = 1
+
+    def reduce(self, view, keep):
+        return tokensieve.Reduction(keep=torch.arange(keep).expand(view.batch, -1))
+
+class Half(tokensieve.Method):
+    pass
+
+other = 3
+'''
+
+
+@pytest.fixture
+def own_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fronts.py").write_text(OWN)
+    yield
+    sys.modules.pop("fronts", None)
+
+
+@pytest.mark.parametrize("name", ["fronts.py:Front", "./fronts.py:Front", "fronts:Front"])
+def test_a_class_by_where_it_stands(own_file, name):
+    view = TokenView.of(torch.randn(2, 6, 4))
+    assert make_method(name, step=2).reduce(view, 3).keep.tolist() == [[0, 1, 2]] * 2
+    assert registry.method_options(name)["step"] == 1
+    assert registry.method_stages(name) == ("encoder", "projector", "decoder")
+    assert registry.method_class(name) is registry.method_class(name)
+    with pytest.raises(UnknownNameError, match='Did you mean "step"'):
+        make_method(name, stap=2)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("fronts.py:Frnt", "has no class 'Frnt'. Did you mean \"Front\""),
+        ("fronts:other", "fronts:other is not a class derived from tokensieve.Method"),
+        ("fronts.py:Half", "fronts.py:Half is abstract: it does not define reduce"),
+        ("backs.py:Front", "backs.py: there is no such file"),
+        ("backs:Front", "backs:Front cannot be imported: ModuleNotFoundError"),
+        ("broken.py:Front", "broken.py cannot be imported: ZeroDivisionError: division by zero"),
+        (":Front", ":Front cannot be imported"),
+        ("fronts:", "has no class ''"),
+    ],
+)
+def test_references_that_lead_nowhere_are_one_line(own_file, name, said, tmp_path):
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises((OptionError, UnknownNameError), match=re.escape(said)) as caught:
+        make_method(name)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_changes_is_read_again(own_file, tmp_path):
+    before = registry.method_class("fronts.py:Front")
+    (tmp_path / "fronts.py").write_text(OWN.replace("step: int = 1", "step: int = 2"))
+    assert registry.method_options("fronts.py:Front")["step"] == 2
+    assert registry.method_class("fronts.py:Front") is not before
+
+
+@pytest.fixture
+def plugin(own_file, tmp_path):
+    """An installed package that has a method, one whose module is missing, and one that takes a built-in's name."""
+    info = tmp_path / "fronts-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fronts\nVersion: 1.0\n")
+    lines = "front = fronts:Front\ngone = backs:Front\ntome = fronts:Front\n"
+    (info / "entry_points.txt").write_text(f"[tokensieve.methods]\n{lines}")
+    registry._plugins.cache_clear()
+    yield
+    registry._plugins.cache_clear()
+
+
+def test_methods_of_installed_packages(plugin):
+    assert list_methods()["front"] == "from fronts:Front"
+    assert make_method("front", step=3).step == 3
+    assert "front" in list_methods()
+    assert make_method("tome").__class__.__name__ == "ToMe"
+    with pytest.raises(OptionError, match="method 'gone' of fronts: backs:Front cannot be imported"):
+        make_method("gone")
+    with pytest.raises(OptionError, match="'front' exists already"):
+        register_method("front", First)
+    with pytest.raises(UnknownNameError, match='Did you mean "front"'):
+        make_method("fornt")
+
+
+def test_the_table_of_facts_says_what_the_classes_say():
+    for name, facts in registry.BUILT_IN.items():
+        cls = registry.method_class(name)
+        assert (facts.summary, facts.paper, facts.stages) == (vars(cls)["summary"], cls.paper, cls.stages)
+        assert not facts.paper or f"arXiv {facts.paper}" in sys.modules[cls.__module__].__doc__
+        assert len(facts.summary) < 90
+
+
+def test_methods_from_papers_say_where_they_depart():
+    for name, facts in registry.BUILT_IN.items():
+        if facts.paper:
+            assert "\n    Departs: " in registry.method_class(name).__doc__, name

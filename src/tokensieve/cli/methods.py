@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from argparse import ArgumentParser, Namespace
 
-from tokensieve.methods.registry import list_methods, method_class, method_options, method_stages
+from tokensieve.methods.registry import list_methods, method_class, method_options, method_paper, method_stages
 
 EPILOG = """examples:
   tokensieve methods
@@ -13,7 +13,7 @@ EPILOG = """examples:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="show this one; the list if left out")
+    parser.add_argument("name", nargs="?", help="show this one, a name or FILE.py:Class; the list if left out")
 
 
 def run(args: Namespace) -> int:
@@ -22,7 +22,9 @@ def run(args: Namespace) -> int:
         width = max(map(len, names)) + 2
         where = {name: " ".join(method_stages(name)) for name in names}
         wide = max(map(len, where.values())) + 2
-        print("\n".join(f"{name:<{width}}{where[name]:<{wide}}{line}" for name, line in names.items()))
+        for name, line in names.items():
+            paper = method_paper(name)
+            print(f"{name:<{width}}{where[name]:<{wide}}{line}{f' ({paper})' if paper else ''}")
     else:
         print(_describe(args.name))
     return 0
@@ -36,5 +38,5 @@ def _describe(name: str) -> str:
     if "encoder" not in cls.stages:
         where = "in a vision-language model (docs/vlm.md)"
     options = "\n".join(f"  {option} = {default!r}" for option, default in method_options(name).items())
-    head = f"{name}: {list_methods()[name]}\n\n{inspect.getdoc(cls)}"
+    head = f"{name}: {cls.summary or 'a method of your own'}\n\n{inspect.getdoc(cls)}"
     return f"{head}\n\noptions:\n{options}\n\nworks at: {stages}\nby default: {where}"

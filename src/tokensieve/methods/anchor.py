@@ -34,6 +34,8 @@ class Anchor(Selector):
     k, m: with no budget given, one cut at half depth to k + m patches. With one, k anchors stay and m is what is left.
     """
 
+    summary: ClassVar[str] = "k anchors by CLS attention, then importance to them and diversity from them"
+    budget_options: ClassVar[tuple[str, ...]] = ("k", "m")
     k: int = 10
     m: int = 50
     alpha: float = 0.5

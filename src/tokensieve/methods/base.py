@@ -14,10 +14,9 @@ from tokensieve.core.reduction import Reduction
 from tokensieve.core.select import top
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, OptionError
+from tokensieve.methods.built_in import STAGES
 
 __all__ = ["STAGES", "Method", "Selector", "check"]
-
-STAGES = ("encoder", "projector", "decoder")  # inside a vision encoder; between it and a language model; inside that
 
 
 def check(condition: bool, option: str, value: object, rule: str) -> None:
@@ -36,6 +35,9 @@ class Method(ABC):
 
     proportional: float = 1.0
 
+    summary: ClassVar[str] = ""  # one line for lists; empty: the docstring's first
+    paper: ClassVar[str] = ""  # its arXiv id
+    budget_options: ClassVar[tuple[str, ...]] = ()  # options that are a budget by themselves: see own_keep
     one_cut: ClassVar[bool] = False  # default place: one cut at half depth, instead of spread over the depth
     schedule: ClassVar[str] = "constant"  # how a ratio is spread where nothing is said
     needs_log_sum: ClassVar[bool] = False  # reads attention columns: the adapter keeps the kernel's log-sum-exp
@@ -53,8 +55,8 @@ class Method(ABC):
         """The fewest patches that one reduction of n can leave."""
         return 1
 
-    def makes(self) -> int:
-        """How many tokens a reduction makes beside the patches it keeps."""
+    def extra_tokens(self) -> int:
+        """How many tokens a reduction adds to the patches it keeps."""
         return 0
 
     def check_keep(self, view: TokenView, keep: int) -> None:

@@ -30,6 +30,8 @@ class CDPruner(Selector):
     Departs: the released code takes r from CLIP's text tower and joint space, and scales it over the batch.
     """
 
+    summary: ClassVar[str] = "determinantal choice conditioned on a text, one cut"
+    paper: ClassVar[str] = "2506.10967"
     relevance: str = "plain"
     one_cut: ClassVar[bool] = True
     reads_text: ClassVar[bool] = True

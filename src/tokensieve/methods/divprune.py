@@ -25,6 +25,8 @@ class DivPrune(Selector):
     Departs: of two that are each other's nearest, the first pick is the one farther from all, not the first in order.
     """
 
+    summary: ClassVar[str] = "greedy max-min diversity, one cut"
+    paper: ClassVar[str] = "2503.02175"
     space: str = "tokens"
     one_cut: ClassVar[bool] = True
 

@@ -28,6 +28,8 @@ class EViT(Selector):
     Departs: where there is no CLS, attention is the mean attention received.
     """
 
+    summary: ClassVar[str] = "top by CLS attention, the rest fused into one token"
+    paper: ClassVar[str] = "2202.07800"
     fuse: bool = True
     schedule: ClassVar[str] = "geometric"
     differentiable: ClassVar[bool] = True

@@ -23,6 +23,8 @@ class FastV(Selector):
     Departs: how many stay is what the budget asks for.
     """
 
+    summary: ClassVar[str] = "top by the last token's attention, before layer 2"
+    paper: ClassVar[str] = "2403.06764"
     one_cut: ClassVar[bool] = True
     stages: ClassVar[tuple[str, ...]] = ("decoder",)
     reads_attention: ClassVar[bool] = True

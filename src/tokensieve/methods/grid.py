@@ -18,6 +18,7 @@ __all__ = ["Grid"]
 class Grid(Selector):
     """Keep every (N/keep)-th of the patches that are left, in raster order. Looks at nothing."""
 
+    summary: ClassVar[str] = "evenly spaced patches"
     uses_positions: ClassVar[bool] = True
 
     def score(self, view: TokenView, keep: int) -> Tensor:

@@ -34,6 +34,8 @@ class PiToMe(Method):
     Departs: averages are weighted by size, and how many go is what the budget asks for.
     """
 
+    summary: ClassVar[str] = "merge where the energy of redundancy is high, protect the rest"
+    paper: ClassVar[str] = "2405.16148"
     margin: float = 0.95
     proportional: float = 0.0
     schedule: ClassVar[str] = "geometric"

@@ -46,6 +46,8 @@ class PruMerge(Method):
     Departs: tokens keep the order of the image; in the released code they are sorted by attention.
     """
 
+    summary: ClassVar[str] = "CLS-attention outliers, the rest merged into them by keys"
+    paper: ClassVar[str] = "2403.15388"
     fill: str = "uniform"
     merge: str = "mean"
 

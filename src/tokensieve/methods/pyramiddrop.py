@@ -25,6 +25,8 @@ class PyramidDrop(Selector):
     Departs: the share is what the budget asks for, the same at each cut.
     """
 
+    summary: ClassVar[str] = "top by the last token's attention, in steps"
+    paper: ClassVar[str] = "2410.17247"
     schedule: ClassVar[str] = "geometric"
     stages: ClassVar[tuple[str, ...]] = ("decoder",)
     reads_attention: ClassVar[bool] = True

@@ -23,6 +23,7 @@ class Random(Selector):
     of eight published methods (UniPruneBench). A spread budget cuts at every third block.
     """
 
+    summary: ClassVar[str] = "random patches, a draw for each image: the control every method must beat"
     seed: int = 0
     uses_positions: ClassVar[bool] = True
 

@@ -1,111 +1,103 @@
-"""Methods by name. Imports no torch until a method is made, so that `tokensieve --help` and `methods` start at once."""
+"""Methods by name. Imports no torch until a method is made, so that `tokensieve --help` and `methods` start at once.
+
+A name is a built-in one, one that `register_method` was given, one of the entry points group "tokensieve.methods" of an
+installed package, or a reference to a class: "package.module:Class" or "file.py:Class".
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 import math
 from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from tokensieve.errors import OptionError, UnknownNameError, nearest
+from tokensieve.errors import OptionError, UnknownNameError, nearest, one_line
+from tokensieve.methods.built_in import BUILT_IN, STAGES
+from tokensieve.methods.reference import is_reference, load_reference
 
 if TYPE_CHECKING:
     from tokensieve.methods.base import Method
 
 __all__ = [
+    "check_method_name",
     "check_option_names",
     "list_methods",
     "make_method",
     "method_class",
     "method_options",
+    "method_paper",
     "method_stages",
     "register_method",
 ]
 
-# name -> (module, class, one line)
-_BUILT_IN: dict[str, tuple[str, str, str]] = {
-    "random": ("random", "Random", "random patches, a draw for each image (the control every method must beat)"),
-    "grid": ("grid", "Grid", "evenly spaced patches"),
-    "anchor": ("anchor", "Anchor", "k anchors by CLS attention, then importance to them and diversity from them"),
-    "evit": ("evit", "EViT", "top by CLS attention, the rest fused into one token (2202.07800)"),
-    "tome": ("tome", "ToMe", "merge the most similar pairs of two alternating sets (2210.09461)"),
-    "pitome": ("pitome", "PiToMe", "merge where the energy of redundancy is high, protect the rest (2405.16148)"),
-    "divprune": ("divprune", "DivPrune", "greedy max-min diversity, one cut (2503.02175)"),
-    "vispruner": ("vispruner", "VisPruner", "important by CLS attention, then duplicates removed (2412.01818)"),
-    "cdpruner": ("cdpruner", "CDPruner", "determinantal choice conditioned on a text, one cut (2506.10967)"),
-    "sieve": ("sieve", "SieveMethod", "ours: merge what a more important patch stands for already"),
-    "learned": (
-        "trained.learned",
-        "Learned",
-        "ours: sieve, corrected and priced by training; needs adapter=FILE",
-    ),
-    "visionzip": ("visionzip", "VisionZip", "dominant by CLS attention, the rest into contextual tokens (2412.04467)"),
-    "prumerge": ("prumerge", "PruMerge", "CLS-attention outliers, the rest merged into them by keys (2403.15388)"),
-    "fastv": ("fastv", "FastV", "top by the last token's attention, before layer 2 (2403.06764)"),
-    "pyramiddrop": ("pyramiddrop", "PyramidDrop", "top by the last token's attention, in steps (2410.17247)"),
-    "sparsevlm": ("sparsevlm", "SparseVLM", "top by the text's attention, some dropped recycled (2410.04417)"),
-    "merger": ("trained.merger", "Merger", "ours: learned centres that take in the rest, needs adapter=FILE"),
-    "pruner": ("trained.pruner", "Pruner", "ours: learned heads that read the question, needs adapter=FILE"),
-    "two_stage": ("two_stage", "TwoStage", "one method before the language model and one inside it"),
-}
-# Where a method can work, where that is not everywhere: said here too, so that the list needs no torch
-_STAGES: dict[str, tuple[str, ...]] = {
-    "evit": ("encoder",),
-    "learned": ("encoder",),
-    "visionzip": ("projector",),
-    "prumerge": ("projector",),
-    "fastv": ("decoder",),
-    "pyramiddrop": ("decoder",),
-    "sparsevlm": ("decoder",),
-    "merger": ("projector",),
-    "pruner": ("decoder",),
-    "two_stage": ("projector", "decoder"),
-}
-_ALL = ("encoder", "projector", "decoder")
+GROUP = "tokensieve.methods"  # entry points: name = "package.module:Class"
 _registered: dict[str, type[Method]] = {}
 
 
 def list_methods(stage: str | None = None) -> dict[str, str]:
     """Every method's name with one line about it. stage: only those that work there (see `method_stages`)."""
-    own = {name: (cls.__doc__ or "").strip().split("\n")[0] for name, cls in _registered.items()}
-    lines = {name: line for name, (_, _, line) in _BUILT_IN.items()} | own
+    lines = {name: facts.summary for name, facts in BUILT_IN.items()}
+    lines |= {name: f"from {point.value}" for name, point in _plugins().items()}
+    lines |= {name: _first_line(cls) for name, cls in _registered.items()}
     if stage is None:
         return lines
-    if stage not in _ALL:
-        raise UnknownNameError(f"unknown stage {stage!r}.{nearest(stage, _ALL)}")
+    if stage not in STAGES:
+        raise UnknownNameError(f"unknown stage {stage!r}.{nearest(stage, STAGES)}")
     return {name: line for name, line in lines.items() if stage in method_stages(name)}
 
 
 def method_stages(name: str) -> tuple[str, ...]:
     """Where a method can work: "encoder" (inside a vision encoder), "projector" (between it and a language model, stage
     1), "decoder" (between the language model's layers, stage 2)."""
-    if name in _registered:
-        return _registered[name].stages
-    return _STAGES.get(name, _ALL)
+    return BUILT_IN[name].stages if name in BUILT_IN else method_class(name).stages
+
+
+def method_paper(name: str) -> str:
+    """The arXiv id of the paper that a method is from; empty where there is none."""
+    return BUILT_IN[name].paper if name in BUILT_IN else method_class(name).paper
 
 
 def register_method(name: str, cls: type[Method]) -> None:
-    """Make a method of one's own available by name. A name that is taken is an error."""
+    """Make a method of your own available by name. A name that is taken is an error."""
     from tokensieve.methods.base import Method
 
     if not isinstance(name, str) or not isinstance(cls, type) or not issubclass(cls, Method):
         raise OptionError(f"register_method takes a name and a class derived from Method, not {name!r} and {cls!r}")
-    if name in _BUILT_IN or name in _registered:
+    if name in list_methods():
         raise OptionError(f"a method named {name!r} exists already")
     _registered[name] = cls
 
 
+def check_method_name(name: str, also: Iterable[str] = ()) -> None:
+    """Raise where there is no such method; the message has the nearest name, `also` among what may be meant."""
+    if is_reference(name):
+        load_reference(name)
+    elif name not in list_methods():
+        raise UnknownNameError(f"unknown method {name!r}.{nearest(name, [*also, *list_methods()])}")
+
+
 def method_class(name: str) -> type[Method]:
     """The class behind a name, imported now."""
+    check_method_name(name)
+    if name in BUILT_IN:
+        facts = BUILT_IN[name]
+        found: type[Method] = getattr(importlib.import_module(f"tokensieve.methods.{facts.module}"), facts.cls)
+        return found
     if name in _registered:
         return _registered[name]
-    if name not in _BUILT_IN:
-        raise UnknownNameError(f"unknown method {name!r}.{nearest(name, list_methods())}")
-    module, cls, _ = _BUILT_IN[name]
-    found: type[Method] = getattr(importlib.import_module(f"tokensieve.methods.{module}"), cls)
-    return found
+    if is_reference(name):
+        return load_reference(name)
+    point = _plugins()[name]
+    try:
+        return load_reference(point.value)
+    except OptionError as error:
+        package = point.dist.name if point.dist is not None else "an installed package"
+        raise OptionError(f"method {name!r} of {package}: {one_line(error)}") from error
 
 
 def method_options(name: str) -> dict[str, Any]:
@@ -127,6 +119,16 @@ def check_option_names(name: str, options: Iterable[str], also: Iterable[str] = 
     for option in options:
         if option not in known:
             raise UnknownNameError(f"method {name!r} has no option {option!r}.{nearest(option, [*known, *also])}")
+
+
+@cache
+def _plugins() -> dict[str, EntryPoint]:
+    """Methods of other installed packages. A built-in name stays what it is."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+
+
+def _first_line(cls: type[Method]) -> str:
+    return vars(cls).get("summary") or (inspect.getdoc(cls) or "").split("\n")[0]
 
 
 def _check_kinds(cls: type[Method], options: dict[str, Any]) -> None:

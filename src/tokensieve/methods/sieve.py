@@ -46,6 +46,7 @@ class SieveMethod(Method):
     not equal, and its mean key draws more attention than they did one by one.
     """
 
+    summary: ClassVar[str] = "ours: merge what a more important patch stands for already"
     weight: float = 0.35
     parts: int = 2
     proportional: float = 0.85

@@ -32,6 +32,8 @@ class SparseVLM(Method):
     Departs: the counts are what the budget asks for, the same share at each cut; the released code has a list of them.
     """
 
+    summary: ClassVar[str] = "top by the text's attention, some dropped recycled"
+    paper: ClassVar[str] = "2410.04417"
     recycle: float = 0.3
     clusters: float = 0.1
 

@@ -27,6 +27,8 @@ class ToMe(Method):
     Departs: registers and other prefix tokens never merge either.
     """
 
+    summary: ClassVar[str] = "merge the most similar pairs of two alternating sets"
+    paper: ClassVar[str] = "2210.09461"
     uses_positions: ClassVar[bool] = True
 
     def floor(self, n: int, prefix: int) -> int:

@@ -27,6 +27,8 @@ class TwoStage(Method):
     only `keep_average` is given, stage 1 leaves more or less in the same proportion.
     """
 
+    summary: ClassVar[str] = "one method before the language model and one inside it"
+    budget_options: ClassVar[tuple[str, ...]] = ("adapter",)
     first: str | Method = "visionzip"
     second: str | Method = "pyramiddrop"
     merge_keep: int | float | None = None

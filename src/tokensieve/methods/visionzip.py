@@ -34,6 +34,8 @@ class VisionZip(Method):
     positions="renumber" is the released way.
     """
 
+    summary: ClassVar[str] = "dominant by CLS attention, the rest into contextual tokens"
+    paper: ClassVar[str] = "2412.04467"
     contextual: float = 10 / 64
     merge: str = "add"
     cls: bool = True

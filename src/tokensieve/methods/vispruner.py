@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,8 @@ class VisPruner(Selector):
     Departs: where fewer than 8 evens are left, all of them go; the released code does not get there.
     """
 
+    summary: ClassVar[str] = "important by CLS attention, then duplicates removed"
+    paper: ClassVar[str] = "2412.01818"
     important: float = 0.5
 
     def __post_init__(self) -> None:

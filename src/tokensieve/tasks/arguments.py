@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 
-_BUDGETS = {"k", "m", "adapter"}  # options that are a budget by themselves: anchor's, and what was trained for one
 # flag -> the smallest and, where there is one, the largest number that it may have
 _RANGES: dict[str, tuple[int, int | None]] = {
     "batch": (1, None), "batch_size": (1, None), "cameras": (1, None), "each": (1, None), "epochs": (1, None),
@@ -143,7 +142,8 @@ def keep_or_default(args: argparse.Namespace, options: Mapping[str, Any]) -> Any
         return args.keep
     from tokensieve.methods.registry import make_method
 
-    own = make_method(args.method, **options).own_keep() if _BUDGETS & options.keys() else None
+    method = make_method(args.method, **options)
+    own = method.own_keep() if options.keys() & set(method.budget_options) else None
     return 0.4 if own is None else None
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +11,12 @@ from rich.table import Table
 
 from tokensieve.errors import OptionError, UnknownNameError, nearest, one_line
 from tokensieve.methods.base import Method
+from tokensieve.methods.reference import load_file, methods_in
 from tokensieve.methods.registry import make_method
 from tokensieve.testing.contract import ContractError, rules_of
 from tokensieve.testing.models import tiny_models
 
-__all__ = ["RuleResult", "check_all", "check_table", "methods_in"]
+__all__ = ["RuleResult", "check_all", "check_table"]
 
 
 @dataclass(frozen=True)
@@ -29,27 +28,12 @@ class RuleResult:
     fault: str | None
 
 
-def methods_in(path: Path) -> list[type[Method]]:
+def _methods_of(path: Path) -> list[type[Method]]:
     """The method classes that a Python file defines, in its order; importing runs the file."""
-    if not path.is_file():
-        raise OptionError(f"{path}: there is no such file; `tokensieve new method NAME` writes one to start from")
-    name = f"_tokensieve_check_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise OptionError(f"{path}: not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickles look their module up
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise OptionError(f"{path} cannot be imported: {type(error).__name__}: {one_line(error)}") from error
-    found = [
-        value for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, Method) and value.__module__ == name
-    ]  # fmt: skip
+    found = methods_in(load_file(path))
     if not found:
         raise OptionError(f"{path}: no class in it is derived from tokensieve.Method or tokensieve.Selector")
-    return found
+    return list(found.values())
 
 
 def check_all(name: str, models: Sequence[str] | None, options: dict[str, Any]) -> list[RuleResult]:
@@ -60,14 +44,8 @@ def check_all(name: str, models: Sequence[str] | None, options: dict[str, Any]) 
     for model in models or ():
         if model not in (*tiny_models(), "llava"):
             raise UnknownNameError(f"unknown tiny model {model!r}.{nearest(model, [*tiny_models(), 'llava'])}")
-    path, _, chosen = name.partition(":")
-    if path.endswith(".py"):
-        classes = methods_in(Path(path))
-        if chosen:
-            classes = [cls for cls in classes if cls.__name__ == chosen]
-        if not classes:
-            raise UnknownNameError(f"{path} has no method {chosen!r}")
-        return [result for cls in classes for result in _check(cls.__name__, cls, models, options)]
+    if name.endswith(".py"):
+        return [result for cls in _methods_of(Path(name)) for result in _check(cls.__name__, cls, models, options)]
     make_method(name, **options)  # an unknown name or option is said before the first rule
     return _check(name, name, models, options)
 

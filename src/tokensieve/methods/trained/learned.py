@@ -106,6 +106,7 @@ class Learned(SieveMethod):
     is shipped, for the image tower of the default CLIP.
     """
 
+    summary: ClassVar[str] = "ours: sieve, corrected and priced by training; needs adapter=FILE"
     adapter: str | Path | ScoringNetworks = ""
     stages: ClassVar[tuple[str, ...]] = ("encoder",)
 

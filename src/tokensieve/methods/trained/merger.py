@@ -138,6 +138,8 @@ class Merger(Method):
     adapter: the file or folder that training wrote (or the network itself). It belongs to one model.
     """
 
+    summary: ClassVar[str] = "ours: learned centres that take in the rest, needs adapter=FILE"
+    budget_options: ClassVar[tuple[str, ...]] = ("adapter",)
     adapter: str | Path | TokenMerger = ""
     stages: ClassVar[tuple[str, ...]] = ("projector",)
     differentiable: ClassVar[bool] = True

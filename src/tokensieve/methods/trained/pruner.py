@@ -86,6 +86,8 @@ class Pruner(Selector):
     adapter: the file or folder that training wrote (or the networks themselves). It belongs to one model.
     """
 
+    summary: ClassVar[str] = "ours: learned heads that read the question, needs adapter=FILE"
+    budget_options: ClassVar[tuple[str, ...]] = ("adapter",)
     adapter: str | Path | LayerPruners = ""
     fold: bool = True
     stages: ClassVar[tuple[str, ...]] = ("decoder",)

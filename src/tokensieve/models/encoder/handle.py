@@ -76,7 +76,7 @@ class EncoderHandle(Handle):
         method, family, text = self.method, self.family, self.text
         if not 0.0 <= method.proportional <= 2.0:
             raise OptionError(f"proportional={method.proportional!r}: how much of log(size) counts lies in [0, 2]")
-        if method.makes() and family.turns(self.tower) and self.mode == "prune":
+        if method.extra_tokens() and family.turns(self.tower) and self.mode == "prune":
             raise UnsupportedModelError(f"{type(method).__name__} makes a token, which has no place in a rotary tower")
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if self.mode == "fuse" and self.project is None:
@@ -244,7 +244,7 @@ class EncoderHandle(Handle):
             current = run.patches
         for block in range(self.depth):
             if counts.get(block, current) < current:
-                current, extra = counts[block], self.method.makes()
+                current, extra = counts[block], self.method.extra_tokens()
             out.append((current, extra))
         return out
 

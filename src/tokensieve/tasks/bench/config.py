@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokensieve.core.budget import check_schedule, target_count
-from tokensieve.errors import OptionError, UnknownNameError, nearest
-from tokensieve.methods.registry import list_methods
+from tokensieve.errors import OptionError
+from tokensieve.methods.registry import check_method_name
 
 __all__ = ["METHODS", "MODELS", "PARTS", "SHARE_METHODS", "SHARE_SIZES", "VLM_METHODS", "BenchConfig", "quick"]
 
@@ -42,8 +42,7 @@ class BenchConfig:
 
     def __post_init__(self) -> None:
         for method in self.methods + self.share_methods + self.vlm_methods:
-            if method not in list_methods():
-                raise UnknownNameError(f"unknown method {method!r}.{nearest(method, list_methods())}")
+            check_method_name(method)
         if self.schedule is not None:
             check_schedule(self.schedule)
         for name, numbers in (("batch", self.batches), ("rounds", (self.rounds,)), ("threads", (self.threads,))):

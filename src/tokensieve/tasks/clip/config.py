@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.core.budget import check_schedule, target_count
-from tokensieve.errors import OptionError, UnknownNameError, nearest
-from tokensieve.methods.registry import list_methods, make_method
+from tokensieve.errors import OptionError, nearest
+from tokensieve.methods.registry import check_method_name, make_method
 
 __all__ = ["BASELINE", "MODES", "OUTPUT", "SieveConfig", "digest", "run_facts"]
 
@@ -51,10 +51,7 @@ class SieveConfig:
             if keep is not None:
                 target_count(1, keep)  # raises what is wrong with any number of patches
         if not self.is_baseline:
-            if self.method not in list_methods():
-                raise UnknownNameError(
-                    f"--method {self.method}: no such method.{nearest(self.method, ['none', *list_methods()])}"
-                )
+            check_method_name(self.method, also=("none",))
             make_method(self.method, **self.options)  # wrong options are errors now, not after loading a model
 
     @property
