@@ -31,7 +31,7 @@ Correction = Callable[[Tensor, Tensor, int], Tensor]  # tokens (B, P+K, D), size
 def take_tokens(x: Tensor, index: Tensor) -> Tensor:
     """Rows `index` (B, K) of x (B, L, D) -> (B, K, D). Copies rows; `torch.gather` reads an index a value."""
     batch, length, width = x.shape
-    return x.reshape(batch * length, width).index_select(0, flat_rows(index, length)).view(batch, -1, width)
+    return x.reshape(batch * length, width).index_select(0, flat_rows(index, length)).view(batch, index.shape[1], width)
 
 
 def flat_rows(index: Tensor, length: int) -> Tensor:

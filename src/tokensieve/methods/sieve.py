@@ -111,6 +111,6 @@ def unit_keys(keys: Tensor, parts: int) -> Tensor:
     rows = keys.transpose(1, 2)  # (B, N, H, d), as projections leave them
     batch, n, heads, d = rows.shape
     count = groups(heads, parts)
-    some = rows.view(batch, n, count, -1, d).sum(dim=3) if count < heads else rows  # (B, N, G, d)
+    some = rows.view(batch, n, count, heads // count, d).sum(dim=3) if count < heads else rows  # (B, N, G, d)
     length: Tensor = torch.linalg.vector_norm(some, dim=-1, keepdim=True)
     return (some / (length * math.sqrt(count)).clamp_min(torch.finfo(keys.dtype).tiny)).flatten(2)

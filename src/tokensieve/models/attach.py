@@ -20,16 +20,27 @@ from tokensieve.models.families.openclip import OpenClipFamily
 from tokensieve.models.families.timm import TimmFamily
 from tokensieve.models.families.transformers import ClipFamily, Dinov2Family
 from tokensieve.models.handle import MODES, Attachment, Handle, Mode, listed_places
+from tokensieve.models.wrappers import unwrapped
 
 __all__ = ["FAMILIES", "Attachment", "attach", "attach_encoder", "attachment_of", "find_tower"]
 
 FAMILIES: tuple[Family, ...] = (OpenClipFamily(), TimmFamily(), ClipFamily(), Dinov2Family())
-_ROOMS = ("module", "_orig_mod", "visual", "trunk", "vision_model", "dinov2", "dinov2_with_registers", "base_model")
+_ROOMS = (
+    "module",
+    "_orig_mod",
+    "visual",
+    "trunk",
+    "vision_model",
+    "dinov2",
+    "dinov2_with_registers",
+    "base_model",
+    "backbone",
+)
 
 
 def find_tower(model: nn.Module) -> tuple[nn.Module, Family]:
     """The vision tower inside a model, and its family. An unknown one is an error that says what is known."""
-    queue: list[nn.Module] = [model]
+    queue = [unwrapped(model)]
     for module in queue:
         for family in FAMILIES:
             if family.matches(module):
@@ -137,7 +148,7 @@ def attach_encoder(
     if at is None and keep is None and keep_average is None:
         at = _half(depth)  # a budget of the method's own is one cut
     handle = EncoderHandle(
-        model, tower, family, method, keep=keep, keep_average=keep_average, at=_places(at, method, depth),
+        unwrapped(model), tower, family, method, keep=keep, keep_average=keep_average, at=_places(at, method, depth),
         schedule=schedule or method.schedule, mode=mode, fuse_weight=fuse_weight, text=text,
     )  # fmt: skip
     handle.install()

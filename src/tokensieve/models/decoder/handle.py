@@ -21,6 +21,7 @@ from tokensieve.models.families.base import has, linear_macs
 from tokensieve.models.families.transformers import ClipFamily
 from tokensieve.models.handle import Handle, listed_places
 from tokensieve.models.swap import swapped_class
+from tokensieve.models.wrappers import unwrapped
 
 __all__ = ["PROJECTOR", "VlmAttachment", "VlmHandle", "attach_vlm", "check_positions", "is_vlm"]
 
@@ -39,16 +40,9 @@ _LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
 _PARTS = ("vision_tower", "multi_modal_projector", "language_model.layers")
 
 
-def _unwrapped(model: nn.Module) -> Any:
-    """Past torch.compile's and data parallel wrappers."""
-    for name in ("_orig_mod", "module"):
-        model = getattr(model, name, model)
-    return model
-
-
 def _inner(model: nn.Module) -> Any:
     """The `LlavaModel` in a model, or None."""
-    whole = _unwrapped(model)
+    whole = unwrapped(model)
     for module in (whole, getattr(whole, "model", None)):
         if module is not None and has(module, *_PARTS):
             return module
@@ -57,7 +51,7 @@ def _inner(model: nn.Module) -> Any:
 
 def is_vlm(model: nn.Module) -> bool:
     """Whether this is a model of vision tower, projector and language model. One that is but is not known: an error."""
-    whole = _unwrapped(model)
+    whole = unwrapped(model)
     if has(whole, "model.visual", "model.language_model.layers"):
         raise UnsupportedModelError(
             f"{type(whole).__name__} is not supported: of vision-language models LLaVA is, and LLaVA-NeXT inside the "
@@ -95,7 +89,7 @@ class VlmHandle(Handle):
         self, model: nn.Module, method: Method, *, keep: Keep | None, at: int | Sequence[int] | None,
         keep_average: int | float | None, schedule: str | None, positions: str,
     ) -> None:  # fmt: skip
-        whole, inner = _unwrapped(model), _inner(model)
+        whole, inner = unwrapped(model), _inner(model)
         check_positions(positions)
         super().__init__(method, keep=keep, keep_average=keep_average)
         self.positions = positions

@@ -12,6 +12,7 @@ from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.encoder.attention import attend
 from tokensieve.models.encoder.form import BlockForm, Given
 from tokensieve.models.encoder.run import Attended, Run, State
+from tokensieve.models.wrappers import needs_preparation, prepared
 
 __all__ = ["SievedBlock", "block_output", "take_map"]
 
@@ -42,7 +43,7 @@ class SievedBlock:
 
     def sieve_attend(self, x: Tensor, run: Run, state: State, *args: Any, **kwargs: Any) -> Attended:
         """The first half of the block, for its input (B, L, D)."""
-        reads = run.attachment.method.needs_log_sum and self._sieve_index in run.counts
+        reads = run.attachment.needs_log_sum and self._sieve_index in run.counts
         given = self._sieve_form.given(args, kwargs)
         return _attend(self._sieve_form, self, x, given, state, run.bias(state), run.attachment.prefix, reads)
 
@@ -77,6 +78,16 @@ def _attend(
     form: BlockForm, block: Any, x: Tensor, given: Given, state: State, bias: Tensor | None, prefix: int, reads: bool
 ) -> Attended:
     """Everything up to the cut. The map of mask and position bias, if any, is cut down to the tokens that are left."""
+    attn = form.attention(block)
+    if attn is not block and needs_preparation(attn):
+        with prepared(attn):
+            return _attend_prepared(form, block, x, given, state, bias, prefix, reads)
+    return _attend_prepared(form, block, x, given, state, bias, prefix, reads)
+
+
+def _attend_prepared(
+    form: BlockForm, block: Any, x: Tensor, given: Given, state: State, bias: Tensor | None, prefix: int, reads: bool
+) -> Attended:
     q, k, v = form.project(block, x)
     table = given.get(form.rotary) if form.rotary else None
     if table is not None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.models.wrappers import base_layer
 
 __all__ = ["BlockForm", "Given", "choose_form", "linear_macs", "part"]
 
@@ -41,8 +42,12 @@ def part(module: Any, path: str) -> Any:
 
 
 def linear_macs(module: nn.Module) -> int:
-    """MACs a token in a module's linear layers: the entries of its matrices."""
-    return sum(p.numel() for p in module.parameters() if p.dim() == 2)
+    """MACs a token in a module's linear layers: the entries of its matrices, quantised ones included."""
+    packed: list[Any] = [
+        m for m in module.modules() if callable(getattr(m, "weight", None)) and hasattr(m, "in_features")
+    ]
+    quantised = sum(int(m.in_features * m.out_features) for m in packed)
+    return quantised + sum(p.numel() for p in module.parameters() if p.dim() == 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,7 +203,7 @@ class BlockForm:
         out = _chain(attn, out.transpose(1, 2).flatten(2), self.inner)
         if self.gate:
             out = out * part(attn, self.gate)(_chain(block, x, self.before)).sigmoid()
-        out = _chain(block, _chain(attn, out, self.out), self.after)
+        out = _chain(block, _chain(base_layer(attn), out, self.out), self.after)
         if self.parallel:
             return x + out + _chain(block, x, self.mlp)
         return _chain(block, x + out, self.joined)

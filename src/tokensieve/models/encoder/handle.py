@@ -16,6 +16,7 @@ from tokensieve.methods.base import Method
 from tokensieve.models.encoder.block import SievedBlock
 from tokensieve.models.encoder.dense import dense_mixin
 from tokensieve.models.encoder.fuse import FusingTower
+from tokensieve.models.encoder.hooks import warn_of_hooks
 from tokensieve.models.encoder.run import Run, SievedBlocks
 from tokensieve.models.families.base import Family
 from tokensieve.models.handle import Handle, Mode
@@ -69,6 +70,9 @@ class EncoderHandle(Handle):
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._seen: Run | None = None  # the last forward before the removal
         self.new_run: Callable[[EncoderHandle], Run] = Run  # how a forward goes; otherwise where a selection is trained
+        # without CLS importance is the attention received, and with each row's sum that needs one pass
+        self.needs_log_sum = method.needs_log_sum or not self.has_cls
+        self.warned: set[str] = set()  # of hooks that are not called
         self._check()
 
     def _check(self) -> None:
@@ -132,8 +136,10 @@ class EncoderHandle(Handle):
             self.family.verify(self.tower, [block for _, block in touched])
         for index, block in touched:
             block.__dict__["_sieve_index"] = index
-            block.__dict__["_sieve_form"] = self.family.form(block)
+            form = block.__dict__["_sieve_form"] = self.family.form(block)
             self.swap(block, swapped_class(SievedBlock, type(block)))
+            if self.mode == "prune":
+                warn_of_hooks(form, block, index, self.warned)
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
         self.swap(self.blocks, SievedBlocks)

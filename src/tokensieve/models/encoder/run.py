@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
+from tokensieve.models.encoder.hooks import warn_of_hooks
 from tokensieve.models.swap import calls_its_class
 from tokensieve.models.timing import now
 
@@ -89,6 +90,8 @@ class Run:
                 "(del block.forward) and compile with block.compile() instead"
             )
         else:
+            if self.attachment.mode == "prune" and not torch.compiler.is_compiling():
+                warn_of_hooks(block.__dict__["_sieve_form"], block, index, self.attachment.warned)
             out = block(*args, run=self, **kwargs)
         if last and self._start:
             self.seconds = now(out.device) - self._start
