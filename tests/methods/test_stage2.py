@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+import tokensieve
 from helpers.method_views import best
 from tokensieve.core.prompt import Sentence
 from tokensieve.core.view import TokenView
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method
+from tokensieve.testing.vlm import tiny_llava
 
 BATCH, HEADS, GROUPS, D, BEFORE, N, AFTER = 3, 4, 2, 5, 2, 20, 6
 LENGTH = BEFORE + N + AFTER
@@ -81,6 +83,53 @@ def test_sparsevlm_scores_by_its_raters(short) -> None:
         assert np.allclose(scores[b].numpy(), np.mean(rows, axis=0), atol=1e-6)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_prior_tr_takes_off_what_would_be_looked_at_anyway(padded) -> None:
+    valid = None
+    if padded:
+        valid = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+        valid[1, :2] = False
+    view, q, k, *_ = draw(6, valid=valid)
+    reduction = make_method("prior_tr").reduce(view, 7)
+    for b in range(BATCH):
+        p, prior = (attention(q, k, b, row, valid)[BEFORE : BEFORE + N] for row in (LENGTH - 1, BEFORE + N))
+        p, prior = p / p.sum(), prior / prior.sum()
+        wanted = [a * np.log(a / c) for a, c in zip(p, prior, strict=True)]
+        assert np.allclose(reduction.scores[b].numpy(), wanted, atol=1e-6)
+        assert reduction.keep[b].tolist() == best(wanted, 7)
+        assert reduction.keep[b].tolist() != best(p, 7)  # what attention alone would keep
+
+
+def test_v2drop_keeps_what_changed_most() -> None:
+    view, *_ = draw(7)
+    before = torch.randn(BATCH, LENGTH, 8, generator=torch.Generator().manual_seed(8))
+    view.sentence._came = lambda rows: before.gather(1, rows.unsqueeze(-1).expand(-1, -1, 8))
+    reduction = make_method("v2drop").reduce(view, 6)
+    for b in range(BATCH):
+        now = view.tokens[b].double().numpy()
+        change = [np.sqrt(((now[i] - before[b, BEFORE + i].double().numpy()) ** 2).sum()) for i in range(N)]
+        assert np.allclose(reduction.scores[b].numpy(), change, atol=1e-5)
+        assert reduction.keep[b].tolist() == best(change, 6)
+
+
+def test_v2drop_looks_at_the_states_around_the_layer_before_the_cut() -> None:
+    tiny = tiny_llava()
+    prompts = tiny.prompts([(3, 1, 5)])
+    seen = []
+    layer = tiny.model.model.language_model.layers[2]
+    with torch.no_grad():
+        hook = layer.register_forward_hook(lambda _, args, out: seen.append((args[0], out)))
+        tiny.model(**prompts)
+        hook.remove()
+        with tokensieve.attach(tiny.model, "v2drop", keep=9, at=3) as handle:
+            tiny.model(**prompts)
+            kept, scores = handle.kept[3][0], handle.scores[3][0]
+    (entered, left), place = seen[0], slice(3, 39)
+    change = (left[0, place] - entered[0, place]).norm(dim=-1)
+    assert torch.allclose(scores, change, rtol=1e-4)
+    assert kept.tolist() == sorted(change.topk(9).indices.tolist())
+
+
 def test_sparsevlm_recycles_the_best_of_the_dropped() -> None:
     view, *_ = draw(3)
     method = make_method("sparsevlm", recycle=0.8, clusters=0.25)
@@ -142,6 +191,7 @@ def test_sparsevlm_without_recycling_only_drops() -> None:
 @pytest.mark.parametrize(("name", "depth", "layers"), [
     ("pyramiddrop", 32, (8, 16, 24)), ("pyramiddrop", 8, (2, 4, 6)), ("pyramiddrop", 2, (1,)),
     ("sparsevlm", 32, (3, 7, 16)), ("sparsevlm", 8, (1, 2, 4)), ("sparsevlm", 16, (2, 4, 8)),
+    ("v2drop", 32, (3, 17, 22)), ("v2drop", 8, (1, 4, 6)), ("prior_tr", 32, (2,)),
     ("fastv", 32, (2,)), ("fastv", 2, (1,)), ("two_stage", 32, (8, 16, 24)),
 ])  # fmt: skip
 def test_layers_scale_with_the_depth(name, depth, layers) -> None:

@@ -51,6 +51,17 @@ BUILT_IN: dict[str, Facts] = {
     "sparsevlm": Facts(
         "sparsevlm", "SparseVLM", "top by the text's attention, some dropped recycled", "2410.04417", _DECODER
     ),
+    "prior_tr": Facts(
+        "prior_tr",
+        "PriorTR",
+        "top by the last token's attention against that of a token before the question",
+        "2606.24156",
+        _DECODER,
+    ),
+    "v2drop": Facts(
+        "v2drop", "V2Drop", "drop what changes least from layer to layer, in steps", "2509.01552", _DECODER
+    ),
+    "otprune": Facts("otprune", "OTPrune", "a set distributed as all tokens are, by a log det, one cut", "2602.20205"),
     "merger": Facts(
         "trained.merger", "Merger", "ours: learned centres that take in the rest, needs adapter=FILE", "", _PROJECTOR
     ),

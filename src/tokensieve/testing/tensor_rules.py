@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.core.prompt import Sentence
-from tokensieve.core.reduction import Reduction
+from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.methods.base import Method
 
@@ -59,8 +59,9 @@ def _spoken(tokens: Tensor, q: Tensor, k: Tensor, n: int) -> TokenView:
     place = torch.arange(length).expand(batch, -1)
     scale = (WIDTH // HEADS) ** -0.5
     sentence = Sentence(
-        queries, lambda: k, scale=scale, vision=place[:, 3 : 3 + n], last=place[:, -1], text=place[:, 3 + n :]
-    )
+        queries, lambda: k, scale=scale, vision=place[:, 3 : 3 + n], last=place[:, -1], text=place[:, 3 + n :],
+        states=lambda rows: take_tokens(tokens, rows), came=lambda rows: take_tokens(tokens.tanh(), rows),
+    )  # fmt: skip
     here = slice(3, 3 + n)
     view = TokenView(
         tokens[:, here], q[:, :, here], k[:, :, here], scale=scale, prefix=0, has_cls=False, depth=0.25,
