@@ -20,7 +20,7 @@ from typing import Any
 
 from tokensieve._version import VERSION
 from tokensieve.errors import RecordError
-from tokensieve.utils.files import check_writable, write_whole
+from tokensieve.utils.files import check_writable, read_text, write_whole
 from tokensieve.utils.machine import cpu_model
 
 __all__ = [
@@ -120,7 +120,7 @@ def _plain(value: Any) -> Any:
 def read_json(path: str | Path, what: str) -> Any:
     """The JSON in a file that should be a `what`. Missing, unreadable or cut short is an error that names the file."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except OSError as error:
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError):

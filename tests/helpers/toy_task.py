@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from tokensieve.training import FitConfig, Step, Validation, fit
-from tokensieve.training.checkpoint import save_tensors
+from tokensieve.utils.tensor_files import save_tensors
 
 CONFIG = FitConfig(steps=24, warmup=4, validate_every=8, checkpoint_every=5, seed=3, log_every=1)
 

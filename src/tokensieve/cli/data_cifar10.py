@@ -29,6 +29,8 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.clip.webdata import write_webdataset
     from tokensieve.zoo.cifar10 import CLASSES, load_cifar10
 
+    if len(set(args.split)) < len(args.split):
+        raise OptionError(f"--split {' '.join(args.split)}: give each of them once")
     for split in args.split:
         images, labels = load_cifar10(split)
         end = len(images) if args.images is None else args.start + args.images

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokensieve.core.budget import parse_keep
-from tokensieve.errors import TokensieveError
+from tokensieve.errors import RecordError, TokensieveError
 from tokensieve.records import check_writable, write_whole
 from tokensieve.report.results import folders_of_results, is_bench, some_of
 from tokensieve.report.runs import budget, number
@@ -45,7 +45,12 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    runs, studies = read_results(args.runs)
+    problems: list[str] = []
+    runs, studies = read_results(args.runs, problems)
+    if not runs and not studies:
+        raise RecordError(problems[0])
+    for line in problems:
+        print(f"tokensieve: note: left out: {line}", file=sys.stderr)
     for line in _left_out(args.runs):
         print(f"tokensieve: note: {line}", file=sys.stderr)
     check_writable(args.output)

@@ -28,17 +28,20 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from tokensieve.records import check_writable
     from tokensieve.tasks.clip.align import AlignConfig, align, save
-    from tokensieve.tasks.clip.state import state_file
-    from tokensieve.training.distributed import join, leave, rank
+    from tokensieve.tasks.clip.state import check_start, state_file
+    from tokensieve.training.distributed import join, leave, only_run_of_all, rank
 
     join(cpu=True)
     config = AlignConfig(images=args.images, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
     check_writable(args.output)
-    with bars({"tower features": config.images}) as shown:
+    check_start(args.output, args.resume)
+    with only_run_of_all(args.output, file=True), bars({"tower features": config.images}) as shown:
         tick = partial(shown.further, "tower features")
+        check_start(args.output, args.resume)  # again: another run may have ended since
         result = align(config, tick, state_file(args.output), args.resume)
+        if rank() == 0:
+            save(result, args.output, config)
     if rank() == 0:
-        save(result, args.output, config)
         print(f"zero-shot on held-out training images: {100 * result.held_out_accuracy:.1f} % (epoch {result.epoch})")
         print(f"projections: {args.output}")
     leave()

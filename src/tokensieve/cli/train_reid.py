@@ -29,13 +29,18 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from tokensieve.tasks.reid.config import load_config
     from tokensieve.tasks.reid.train import build_task, plan, train_reid
-    from tokensieve.training.distributed import join, leave, rank
+    from tokensieve.training.checkpoint import CHECKPOINTS, latest
+    from tokensieve.training.distributed import check_free, join, leave, rank
 
     more = [*args.overrides, *([f"OUTPUT_DIR={args.output}"] if args.output else [])]
     config = load_config(args.config, more)
     if config.manager_settings.mode != "single" and not args.dry_run:
         return _search(args, more)
+    if args.resume:
+        latest(Path(config.OUTPUT_DIR) / CHECKPOINTS)  # before data and model are loaded
     join()  # after a search had its turn: torch asks once which GPUs there are
+    if not args.dry_run:
+        check_free(Path(config.OUTPUT_DIR))
     task = build_task(config)
     if rank() == 0:
         print(plan(task))

@@ -39,9 +39,9 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from tokensieve.records import check_writable
     from tokensieve.tasks.clip.select import Photos, SelectConfig, default_subject, photos_in, train_select
-    from tokensieve.training.distributed import first_alone, join, leave, rank
+    from tokensieve.tasks.clip.state import check_start
+    from tokensieve.training.distributed import check_free, first_alone, join, leave, rank
     from tokensieve.zoo.cifar10 import load_cifar10
 
     device = join()
@@ -49,7 +49,8 @@ def run(args: Namespace) -> int:
         held_out=args.held_out, steps=args.steps, batch_size=args.batch_size, lr=args.lr, kl=args.kl, tau=args.tau,
         keep=tuple(args.keep), every=args.every, seed=args.seed,
     )  # fmt: skip
-    check_writable(args.output)
+    check_free(args.output, file=True)
+    check_start(args.output, args.resume)
     files = None if args.photos is None else photos_in(args.photos, args.images)
     subject, transform = default_subject(kl=config.kl)
     if files is not None:

@@ -33,7 +33,8 @@ def run(args: Namespace) -> int:
 
     from tokensieve.tasks.vlm.config import load_config
     from tokensieve.tasks.vlm.train import build_task, plan_only, task_plan, train_vlm
-    from tokensieve.training.distributed import join, leave, rank
+    from tokensieve.training.checkpoint import CHECKPOINTS, latest
+    from tokensieve.training.distributed import check_free, join, leave, rank
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -41,11 +42,14 @@ def run(args: Namespace) -> int:
     config = load_config(args.config, more)
     if config.manager_settings.mode != "single" and not args.dry_run:
         return _search(args, more)
+    if args.resume:
+        latest(Path(config.output_dir) / CHECKPOINTS)  # before data and model are loaded
     join()  # after a search had its turn: torch asks once which GPUs there are
     if args.dry_run:
         if rank() == 0:
             print(plan_only(config))
         return 0
+    check_free(Path(config.output_dir))
     task = build_task(config)
     if rank() == 0:
         print(task_plan(task))

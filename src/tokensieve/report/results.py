@@ -17,8 +17,8 @@ from typing import Any
 from tokensieve.errors import RecordError
 from tokensieve.records import FORMAT, read_json, write_whole
 
-__all__ = ["EVAL_FORMAT", "STUDY_FORMAT", "folders_of_results", "is_bench", "main_metric", "read_eval", "read_evals",
-           "read_foreign", "result_files", "some_of", "write_csv", "write_eval"]  # fmt: skip
+__all__ = ["EVAL_FORMAT", "STUDY_FORMAT", "check_types", "folders_of_results", "is_bench", "main_metric", "read_eval",
+           "read_evals", "read_foreign", "result_files", "some_of", "write_csv", "write_eval"]  # fmt: skip
 
 EVAL_FORMAT = "tokensieve-eval-1"
 STUDY_FORMAT = "tokensieve-search-1"  # of a search
@@ -26,6 +26,17 @@ _LARGE = 64 * 2**20  # bytes
 _THEIRS = ("dataset", "model", "pretrained", "task", "metrics")
 _FIRST = ("dataset", "model_fullname", "model", "pretrained", "task", "language", "method", "mode", "keep")
 _NESTED = ("metrics", "config", "rows", "runs", "lists", "samples", "baseline")  # no columns of a table
+_NUMBER = (int, float)
+_TYPES: dict[str, Any] = {  # of the fields that a table or a page is made of
+    **dict.fromkeys(("dataset", "model", "pretrained", "task", "language", "method", "mode", "schedule", "device",
+                     "cpu", "date", "command", "config", "layout", "data"), str),
+    **dict.fromkeys(("images_per_second", "images_per_second_low", "images_per_second_high", "speedup", "speedup_low",
+                     "speedup_high", "gained", "possible", "gmacs", "gmacs_full", "gmacs_with_tower", "images",
+                     "patches", "tokens_average", "keep_average", "seconds", "seed", "batch_size", "threads", "cores",
+                     "kv_bytes", "first_token_ms", "decode_tokens_per_second", "overhead_ms"), _NUMBER),
+    "keep": (int, float, str, list), "at": (str, list), "tokens_per_layer": (str, list), "metrics": dict,
+    "reduced": bool, "rows": list, "lists": list, "samples": list, "baseline": dict,
+}  # fmt: skip
 _MAIN = ("acc1", "mean_average_precision", "lp_acc1", "image_retrieval_recall@5", "acc", "CIDEr")
 
 
@@ -50,7 +61,16 @@ def read_eval(path: str | Path) -> dict[str, Any]:
     data = read_foreign(path)
     if data.get("format") != EVAL_FORMAT:
         raise RecordError(f"{path} is no result of tokensieve eval (no format {EVAL_FORMAT!r} in it)")
+    check_types(path, data, _TYPES)
     return data
+
+
+def check_types(path: str | Path, data: Mapping[str, Any], types: Mapping[str, Any]) -> None:
+    """Raise where a field that is there, and not null, is of another type than `types` has for it."""
+    for name, kind in types.items():
+        value = data.get(name)
+        if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+            raise RecordError(f"{path}: {name} is of the wrong type: {str(value)[:60]!r}")
 
 
 def read_foreign(path: str | Path) -> dict[str, Any]:

@@ -11,11 +11,12 @@ from rich.table import Table
 
 from tokensieve.errors import RecordError
 from tokensieve.records import read_json
-from tokensieve.report.results import STUDY_FORMAT, read_eval, result_files, write_eval
+from tokensieve.report.results import STUDY_FORMAT, check_types, read_eval, result_files, write_eval
 
 __all__ = ["STUDY_FORMAT", "read_results", "read_study", "short_names", "study_table", "value_text", "write_study"]
 
 _KEYS = ("name", "objectives", "space", "trials", "best")
+_TYPES = {"name": str, "objectives": list, "space": dict, "trials": list, "best": list}
 _STATES = {"complete": "", "pruned": "ended early", "failed": "failed", "interrupted": "interrupted, run again",
            "void": "asked for no figure of a run"}  # fmt: skip
 
@@ -32,19 +33,33 @@ def read_study(path: str | Path) -> dict[str, Any]:
         raise RecordError(f"{path} is no record of a search (no format {STUDY_FORMAT!r} in it)")
     missing = [key for key in _KEYS if key not in data]
     if missing:
-        raise RecordError(f"{path} is no whole record of a search: {', '.join(missing)} missing")
+        raise RecordError(f"{path} is not a whole record of a search: {', '.join(missing)} missing")
+    check_types(path, data, _TYPES)
+    for key in ("objectives", "trials"):
+        if not all(isinstance(item, dict) for item in data[key]):
+            raise RecordError(f"{path}: {key} is not a list of tables")
     return data
 
 
-def read_results(places: Iterable[str | Path]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(results of `tokensieve eval`, records of searches) in these files and folders."""
+def read_results(
+    places: Iterable[str | Path], problems: list[str] | None = None
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(results of `tokensieve eval`, records of searches) in these files and folders.
+
+    problems: what is wrong with files that cannot be read is added here, and the others are read; None: it is an error.
+    """
     runs, studies = [], []
     for path in result_files(places):
-        data = read_json(path, "result")
-        if isinstance(data, dict) and data.get("format") == STUDY_FORMAT:
-            studies.append(read_study(path))
-        else:
-            runs.append(read_eval(path))
+        try:
+            data = read_json(path, "result")
+            if isinstance(data, dict) and data.get("format") == STUDY_FORMAT:
+                studies.append(read_study(path))
+            else:
+                runs.append(read_eval(path))
+        except RecordError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
     return runs, studies
 
 

@@ -7,6 +7,7 @@ the sampler is seeded by the number of values drawn so far. Imports Optuna insid
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -19,10 +20,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import MissingMaterialError, OptionError, RecordError, UnknownNameError, nearest, one_line
+from tokensieve.errors import (
+    MissingMaterialError,
+    OptionError,
+    RecordError,
+    TokensieveError,
+    UnknownNameError,
+    nearest,
+    one_line,
+)
 from tokensieve.records import check_writable
 from tokensieve.search.settings import Objective, SearchSettings
 from tokensieve.search.space import Space, draw
+from tokensieve.utils.files import system_errors
 
 __all__ = ["Asked", "Found", "StudyFile", "UnknownObjectiveError", "import_optuna", "open_study"]
 
@@ -80,11 +90,13 @@ def open_study(
         known = ", ".join((*_SQLITE, *_JOURNAL))
         raise OptionError(f"the study {path} has no ending that says its kind: {known}")
     check_writable(path)
-    with _held(path):
+    with _held(path), _full_disk_named(path):
         try:
             storage = _storage(path)
             store = StudyFile(_study(storage, objectives), settings, objectives, space)
         except _storage_errors() as error:
+            if _is_full(error):
+                raise
             raise _no_study(path, error) from None
         if not store.check(path, facts):
             optuna.delete_study(study_name=_NAME, storage=storage)
@@ -122,10 +134,36 @@ def _no_study(path: Path, error: Exception) -> RecordError:
     return RecordError(f"{path} is no study that can be read ({reason}): name another file, or remove it")
 
 
+def _is_full(error: BaseException) -> bool:
+    """Whether a storage's error is that nothing can be written: SQLite's words for it, or the system's."""
+    words = str(error).lower()
+    system = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return system or any(part in words for part in ("disk is full", "disk i/o error", "no space left"))
+
+
+@contextmanager
+def _full_disk_named(path: Path) -> Iterator[None]:
+    """A full disk, at any moment of a search, as an error that says so."""
+    kinds: tuple[type[Exception], ...] = (*_storage_errors(), OSError)
+    try:
+        yield
+    except TokensieveError:
+        raise
+    except kinds as error:
+        if not _is_full(error):
+            raise
+        raise RecordError(
+            f"cannot write {path}: no space left on the disk; make room and run the same command again: what ended "
+            "before is kept"
+        ) from None
+
+
 @contextmanager
 def _held(path: Path) -> Iterator[None]:
     """The file is this process's alone. The lock goes with its holder, however that ends."""
-    with path.with_name(f".{path.name}.held").open("w") as file:
+    with system_errors(f"cannot write {path}"):
+        mark = path.with_name(f".{path.name}.held").open("w")
+    with mark as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

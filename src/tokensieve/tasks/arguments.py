@@ -18,6 +18,7 @@ __all__ = [
     "add_budget_flags",
     "blocks",
     "budget",
+    "check_budget",
     "keep_number",
     "keep_or_default",
     "option_pairs",
@@ -138,6 +139,9 @@ def add_budget_flags(parser: argparse.ArgumentParser) -> None:
 
 def keep_or_default(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
     """`--keep`. Where no budget is given: None if the method's own options are one, else 0.4."""
+    if args.keep is not None and args.keep_average is not None:
+        raise OptionError("--keep and --keep_average contradict each other: give one")
+    check_budget(args.method, args.keep is not None or args.keep_average is not None, options)
     if args.keep is not None or args.keep_average is not None:
         return args.keep
     from tokensieve.methods.registry import make_method
@@ -145,6 +149,14 @@ def keep_or_default(args: argparse.Namespace, options: Mapping[str, Any]) -> Any
     method = make_method(args.method, **options)
     own = method.own_keep() if options.keys() & set(method.budget_options) else None
     return 0.4 if own is None else None
+
+
+def check_budget(method: str | None, given: bool, options: Mapping[str, Any]) -> None:
+    """Raise where a budget is given beside an option that is one. given: whether --keep or --keep_average is there."""
+    if method == "anchor" and "m" in options and given:
+        raise OptionError(
+            "--keep and anchor's m (--top_m) contradict each other: with a budget, m is what k leaves of it"
+        )
 
 
 def blocks(text: str) -> list[int]:

@@ -12,9 +12,10 @@ from torch import Tensor
 from tokensieve.errors import MissingMaterialError, RecordError
 from tokensieve.utils.tensor_files import read_facts, read_tensors, save_tensors
 
-__all__ = ["checkpoints_in", "latest", "load_checkpoint", "prune", "save_checkpoint"]
+__all__ = ["CHECKPOINTS", "checkpoints_in", "latest", "load_checkpoint", "prune", "save_checkpoint"]
 
 FORMAT = "tokensieve-checkpoint-1"
+CHECKPOINTS = "checkpoints"  # their folder in that of a run
 _NAME = re.compile(r"step-(\d{8})\.safetensors")
 
 

@@ -26,8 +26,9 @@ from tokensieve.utils.files import only_run
 from tokensieve.utils.processes import rank, world_size
 
 __all__ = [
-    "average_gradients", "average_numbers", "first_alone", "from_first", "gather_in_turn", "gather_with_gradient",
-    "join", "leave", "only_run_of_all", "own_part", "own_rows", "own_share", "rank", "shares", "wait", "world_size",
+    "average_gradients", "average_numbers", "check_free", "first_alone", "from_first", "gather_in_turn",
+    "gather_with_gradient", "join", "leave", "only_run_of_all", "own_part", "own_rows", "own_share", "rank", "shares",
+    "wait", "world_size",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -160,19 +161,25 @@ def from_first(value: T) -> T:
 
 
 @contextmanager
-def only_run_of_all(place: Path) -> Iterator[None]:
+def only_run_of_all(place: Path, *, file: bool = False) -> Iterator[None]:
     """`utils.files.only_run`, held by the first process for all of them; where it is refused, it is in each."""
     with ExitStack() as held:
         refused: TokensieveError | None = None
         if rank() == 0:
             try:
-                held.enter_context(only_run(place))
+                held.enter_context(only_run(place, file=file))
             except TokensieveError as error:
                 refused = error
         refused = from_first(refused)
         if refused is not None:
             raise refused
         yield
+
+
+def check_free(place: Path, *, file: bool = False) -> None:
+    """Raise where another run is at `place`, before anything is loaded for one that would be refused in the end."""
+    with only_run_of_all(place, file=file):
+        pass
 
 
 def average_numbers(numbers: Mapping[str, float | Tensor]) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -16,6 +17,7 @@ from torch import nn
 from tokensieve.errors import OptionError
 from tokensieve.records import differences
 from tokensieve.training.checkpoint import (
+    CHECKPOINTS,
     checkpoints_in,
     latest,
     load_checkpoint,
@@ -32,10 +34,11 @@ from tokensieve.training.distributed import (
 )
 from tokensieve.training.schedule import warmup_cosine
 from tokensieve.training.task import Step, Task, Validation
+from tokensieve.utils.files import system_errors
 
 __all__ = ["BEST", "CHECKPOINTS", "LAST", "FitConfig", "FitResult", "fit", "seed_of_step"]
 
-CHECKPOINTS, BEST, LAST = "checkpoints", "best.safetensors", "last.safetensors"
+BEST, LAST = "best.safetensors", "last.safetensors"
 PRECISIONS = ("auto", "no", "fp16", "bf16")
 
 
@@ -146,7 +149,7 @@ class _Loop:
             raise OptionError(
                 f"{self.folder} holds a training run already: go on with --resume, or name another folder"
             )
-        with self._scalars() as log:
+        with system_errors(f"cannot write into {self.folder}"), self._scalars() as log:
             self._train(log)
         return self.result
 
@@ -326,8 +329,24 @@ class _Loop:
         from torch.utils.tensorboard import SummaryWriter
 
         # what an interrupted run logged beyond its checkpoint is hidden
-        with SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.result.step) as writer:
+        with _quiet_threads(), SummaryWriter(str(self.folder / "tensorboard"), purge_step=self.result.step) as writer:
             yield lambda name, value, step: writer.add_scalar(name, value, step)
+
+
+@contextmanager
+def _quiet_threads() -> Iterator[None]:
+    """TensorBoard's thread prints a traceback where the disk is full, and hands the error to the next call too."""
+    before = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if not isinstance(args.exc_value, OSError):
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
 
 
 def _accelerator(config: FitConfig) -> Any:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokensieve.errors import OptionError, RecordError, TokensieveError
 
-__all__ = ["check_folder", "check_writable", "only_run", "open_regular", "system_errors", "whole_file",
+__all__ = ["check_folder", "check_writable", "only_run", "open_regular", "read_text", "system_errors", "whole_file",
            "whole_folder", "write_whole"]  # fmt: skip
 
 
@@ -82,18 +82,17 @@ def _beside(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def only_run(place: str | Path) -> Iterator[None]:
-    """Held while a run writes to `place` (a folder, or the file of its result); a second run there is refused.
+def only_run(place: str | Path, *, file: bool = False) -> Iterator[None]:
+    """Held while a run writes to `place`, a folder (file: the file of its result); a second run there is refused.
 
     The lock belongs to the process and ends with it, however it ends: a run that was killed leaves none behind.
     """
     from filelock import FileLock, Timeout
 
     place = Path(place)
-    folder = place.parent if place.suffix and not place.is_dir() else place
-    name = ".lock" if folder == place else f".{place.name}.lock"
-    check_folder(folder)
-    lock = FileLock(str(folder / name), timeout=0)
+    mark = place.with_name(f".{place.name}.lock") if file else place / ".lock"
+    check_folder(mark.parent)
+    lock = FileLock(str(mark), timeout=0)
     try:
         lock.acquire()
     except Timeout:
@@ -110,8 +109,14 @@ def open_regular(path: str | Path) -> int:
     found = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(found).st_mode):
         os.close(found)
-        raise OSError(f"{path} is not a regular file")
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     return found
+
+
+def read_text(path: str | Path) -> str:
+    """The UTF-8 text in a regular file."""
+    with os.fdopen(open_regular(path), encoding="utf-8") as file:
+        return file.read()
 
 
 @contextlib.contextmanager

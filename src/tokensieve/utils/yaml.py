@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import MissingMaterialError, OptionError, one_line
+from tokensieve.utils.files import read_text
 
 __all__ = ["read_yaml", "safe_yaml"]
 
@@ -13,7 +14,7 @@ __all__ = ["read_yaml", "safe_yaml"]
 def read_yaml(path: str | Path) -> Any:
     """The plain data in the file that --config names."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise MissingMaterialError(f"--config {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.errors import OptionError
+from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.records import write_whole
 from tokensieve.tasks.clip.default import build_default_clip, default_tokenizer, trained_part
 from tokensieve.tasks.clip.state import load_state, refuse_other
@@ -82,8 +82,10 @@ class AlignConfig:
             raise OptionError(f"images={self.images}: CIFAR-10 has 50,000 training images, and 100 are the least")
         if not 0.0 < self.held_out < 1.0:
             raise OptionError(f"held_out={self.held_out}: a share between 0 and 1")
-        if self.epochs < 1 or self.batch_size < 2 or self.lr <= 0:
-            raise OptionError("epochs >= 1, batch_size >= 2 and lr > 0")
+        if self.epochs < 1 or self.batch_size < 2 or not 0 < self.lr < math.inf:
+            raise OptionError(
+                f"epochs={self.epochs}: at least 1; batch_size={self.batch_size}: at least 2; lr={self.lr}: above 0"
+            )
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,8 @@ def align(
     resume: bool = False,
 ) -> AlignResult:
     """Train the projections of the default CLIP. Same configuration, same result. state, resume: as in `fit`."""
+    if state is not None and resume and not state.is_file():
+        raise MissingMaterialError(f"{state}: there is no run to resume; leave --resume out to start anew")
     model = build_default_clip()
     images, labels = first_alone(lambda: load_cifar10("train"))
     tower = vit_s14.vit_s14_openclip()
@@ -251,12 +255,15 @@ class _Training:
             gather_with_gradient(image, sizes), gather_with_gradient(caption, sizes), owner,
             self.scale.exp().clamp(max=100.0),
         )  # fmt: skip
+        value = loss.item()
+        if not math.isfinite(value):
+            raise OptionError(f"the loss is {value} at step {len(self.losses)}: lower lr={self.config.lr}")
         self.optimiser.zero_grad()
         loss.backward()
         average_gradients([self.image_proj, self.text_proj, self.scale])
         self.optimiser.step()
         self.schedule.step()
-        self.losses.append(loss.item())
+        self.losses.append(value)
 
     def best(self) -> AlignResult:
         return AlignResult(**self.found, losses=tuple(self.losses))

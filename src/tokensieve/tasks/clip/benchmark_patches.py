@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import PIL.Image
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -23,12 +24,20 @@ from tokensieve.errors import MissingMaterialError, OptionError, TokensieveError
 from tokensieve.tasks.clip import captions, probe
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.upstream import benchmark, dataset_names, patched
+from tokensieve.utils.images import MOST_PIXELS
 
 __all__ = ["mended"]
 
 
 # warnings of its libraries, of what is as it should be or cannot be helped where images are few
-_CHATTER = ("pin_memory", "shardshuffle", "worker processes", "y_pred contains classes", "is ill-defined")
+_CHATTER = (
+    "decompression bomb",
+    "pin_memory",
+    "shardshuffle",
+    "worker processes",
+    "y_pred contains classes",
+    "is ill-defined",
+)
 
 
 @contextmanager
@@ -42,6 +51,7 @@ def mended(session: Session, dataset: str, images: int | None = None) -> Iterato
     with ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message=f".*({'|'.join(_CHATTER)}).*")
+        stack.enter_context(patched(PIL.Image, MAX_IMAGE_PIXELS=MOST_PIXELS // 2))  # Pillow refuses twice as many
         stack.enter_context(patched(cli, build_dataset=_building(cli.build_dataset, dataset), print=_print))
         for name, module in metrics.items():
             stack.enter_context(patched(module, evaluate=_reading(own.get(name, module.evaluate), dataset, images)))
@@ -147,7 +157,10 @@ def _why(error: Exception, dataset: Any) -> str:
             except Exception as again:
                 error = again
         sample, kind, file = (getattr(error, name, None) for name in ("key", "k", "url"))
-        return f"cannot read {sample}{kind if str(kind).startswith('.') else f'.{kind}'} in {file}"
+        large = ", too large" if "DecompressionBomb" in f"{error!r} {error.__cause__!r}" else ""
+        return f"cannot read {sample}{kind if str(kind).startswith('.') else f'.{kind}'} in {file}{large}"
+    if "didn't find ['txt']" in str(error):
+        return "it has no captions (a .txt beside each image), which this --task needs"
     if "No samples found" in str(error):
         return "it has no samples, or fewer shards than --num_workers"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.tasks.arguments import Parser, budget, keep_number, option_pairs, take_pairs
+from tokensieve.tasks.arguments import Parser, budget, check_budget, keep_number, option_pairs, take_pairs
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 from tokensieve.tasks.config_file import actions_of, hint, read_table, table_words
 
@@ -199,10 +199,7 @@ def sieve_config(args: Namespace) -> SieveConfig:
     if args.enable_pruning and args.enable_token_selection:
         raise OptionError("--enable_pruning and --enable_token_selection contradict each other: give one")
     refuse_both(args, "keep", "keep_average")
-    if method == "anchor" and "m" in options and (args.keep is not None or args.keep_average is not None):
-        raise OptionError(
-            "--keep and anchor's m (--top_m) contradict each other: with a budget, m is what k leaves of it"
-        )
+    check_budget(method, args.keep is not None or args.keep_average is not None, options)
     if args.fuse_weight is not None and mode != "fuse":
         raise OptionError("--fuse_weight does nothing without --mode fuse")
     if method in (None, "none"):

@@ -29,11 +29,12 @@ from tokensieve.methods.trained.learned import Learned, ScoringNetworks, adapter
 from tokensieve.models.attach import attach, find_tower
 from tokensieve.models.encoder.soft import attach_soft
 from tokensieve.records import write_whole
-from tokensieve.tasks.clip.state import load_state, refuse_other, state_file
+from tokensieve.tasks.clip.state import check_start, load_state, refuse_other, state_file
 from tokensieve.training.distributed import (
     average_gradients,
     average_numbers,
     gather_in_turn,
+    only_run_of_all,
     own_part,
     rank,
     wait,
@@ -233,7 +234,7 @@ class _Trainer:
         self.progress = _Progress(0, [], [])
         order = self._shuffled(-1, len(photos))
         self.held, self.train = order[: config.held_out], order[config.held_out :]
-        self._wanted: dict[int, Tensor] = {}  # image -> the untouched model's feature
+        self._held_wanted: dict[tuple[int, ...], Tensor] = {}  # of the batches of held-out images, each seen again
         self.networks.unit.copy_(self._units())
 
     def _groups(self) -> list[dict[str, Any]]:
@@ -264,14 +265,12 @@ class _Trainer:
         orders = {epoch: self._shuffled(epoch, n) for epoch in {place // n for place in places}}
         return [self.train[orders[place // n][place % n]] for place in places]
 
-    def wanted(self, index: list[int], pixels: Tensor) -> Tensor:
-        """The untouched model's features of these images, each computed once."""
-        missing = [place for place, i in enumerate(index) if i not in self._wanted]
-        if missing:
-            with torch.no_grad():
-                fresh = self.subject.encode(pixels[missing])
-            self._wanted |= {index[place]: row for place, row in zip(missing, fresh, strict=True)}
-        return torch.stack([self._wanted[i] for i in index])
+    @torch.no_grad()
+    def wanted(self, pixels: Tensor) -> Tensor:
+        """The untouched model's features of a batch. They are computed anew each time: an image's feature differs in
+        its last bit with the batch it is in, and a resumed run must see what the interrupted one would have.
+        """
+        return self.subject.encode(pixels)
 
     def loss(self, feature: Tensor, wanted: Tensor) -> Tensor:
         return distillation_loss(feature, wanted, self.subject.classes, self.subject.scale, self.config.kl)
@@ -281,7 +280,7 @@ class _Trainer:
         c, step = self.config, self.progress.step
         index = list(own_part(self.batch(step), "--batch_size"))
         pixels = self.photos.pixels(index).to(self.device)
-        wanted = self.wanted(index, pixels)
+        wanted = self.wanted(pixels)
         pace = min(1.0, (step + 1) / (0.05 * c.steps)) * 0.5 * (1 + math.cos(math.pi * step / c.steps))
         for group in self.optimiser.param_groups:
             group["lr"] = c.lr * group["speed"] * pace
@@ -293,7 +292,9 @@ class _Trainer:
         self.optimiser.zero_grad()
         loss.backward()
         average_gradients(self.networks.parameters())
-        nn.utils.clip_grad_norm_(self.networks.parameters(), 1.0)
+        norm = float(nn.utils.clip_grad_norm_(self.networks.parameters(), 1.0))
+        if not math.isfinite(norm):
+            raise OptionError(f"the gradient's norm is {norm} at step {step}: lower lr={c.lr}, or raise tau={c.tau}")
         self.optimiser.step()
         self.progress.step += 1
         self.progress.losses.append(value)
@@ -314,7 +315,9 @@ class _Trainer:
     def _judged(self, index: list[int], keep: int | float) -> tuple[float, float]:
         """Sums over these images of the loss and of the cosine."""
         pixels = self.photos.pixels(index).to(self.device)
-        wanted = self.wanted(index, pixels)
+        if tuple(index) not in self._held_wanted:
+            self._held_wanted[tuple(index)] = self.wanted(pixels)
+        wanted = self._held_wanted[tuple(index)]
         with attach(self.subject.model, self.method, keep=keep):
             feature = self.subject.encode(pixels)
         return len(index) * self.loss(feature, wanted).item(), F.cosine_similarity(feature, wanted).sum().item()
@@ -357,7 +360,9 @@ def train_select(
     Returns the judgements (the first is of the untrained networks, that is of sieve) and the loss of every step.
     tell: called with a line a judgement; tick: with the steps done so far. Several processes train together.
     """
-    with _frozen(subject.model):
+    check_start(output, resume)
+    with only_run_of_all(output, file=True), _frozen(subject.model):
+        check_start(output, resume)  # again: another run may have ended since
         trainer = _Trainer(subject, photos, config, device)
         progress = trainer.progress
         if resume:

@@ -7,6 +7,7 @@ cut into shards of as many files each. Imports the standard library and braceexp
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import tarfile
@@ -20,7 +21,7 @@ from tokensieve.errors import DataError, MissingMaterialError, OptionError
 from tokensieve.utils.files import open_regular
 from tokensieve.utils.images import ENDINGS, is_image_name
 
-__all__ = ["IMAGES", "Sample", "Shard", "find_shards", "read_shard"]
+__all__ = ["IMAGES", "MOST_SHARDS", "Sample", "Shard", "check_shard", "find_shards", "read_shard"]
 
 # endings, in the order in which they are looked for in a sample: the first four as webdataset does
 IMAGES = tuple(dict.fromkeys(("webp", "png", "jpg", "jpeg", *(ending[1:] for ending in ENDINGS))))
@@ -101,6 +102,9 @@ def _natural(path: Path) -> list[tuple[int, str]]:
 def _expanded(word: str) -> list[Path]:
     from braceexpand import braceexpand
 
+    numbers = re.findall(r"\{(-?\d+)\.\.(-?\d+)(?:\.\.-?\d+)?\}", word)
+    if math.prod(abs(int(last) - int(first)) + 1 for first, last in numbers) > MOST_SHARDS:  # before it makes them
+        raise OptionError(f"{word}: the pattern stands for more than {MOST_SHARDS:,} shards")
     try:
         names = list(islice(braceexpand(word), MOST_SHARDS + 1))
     except ValueError as error:  # unbalanced
@@ -150,17 +154,26 @@ def _image_shards(folder: Path, lead: str) -> list[Shard]:
 # -- reading -----------------------------------------------------------------------------------------------------------
 
 
-def read_shard(shard: Shard) -> Iterator[Sample]:
-    """Its samples, one in memory at a time. An archive that is damaged or cut short is an error that names it."""
+def read_shard(shard: Shard, contents: bool = True) -> Iterator[Sample]:
+    """Its samples, one in memory at a time. An archive that is damaged or cut short is an error that names it.
+
+    contents: read the members' bytes; without, they are empty.
+    """
     if shard.files:
         yield from _read_files(shard)
         return
     _check_end(shard.path)
     try:
         with tarfile.open(shard.path, "r:") as tar:
-            yield from _grouped(_members(tar, shard.path))
+            yield from _grouped(_members(tar, shard.path, contents))
     except tarfile.TarError as error:
         raise DataError(f"shard {shard.path} is no whole tar file ({error}): fetch or write it again") from None
+
+
+def check_shard(path: Path) -> None:
+    """Raise where an archive is damaged, cut short, or claims more than it holds. Its headers alone are read."""
+    for _ in read_shard(Shard(path.stem, path), contents=False):
+        pass
 
 
 def _read_files(shard: Shard) -> Iterator[Sample]:
@@ -182,7 +195,7 @@ def _check_end(path: Path) -> None:
         raise DataError(f"shard {path} is cut short ({size:,} bytes without an end): fetch or write it again")
 
 
-def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
+def _members(tar: tarfile.TarFile, path: Path, contents: bool) -> Iterator[tuple[str, bytes]]:
     """Names and contents of its regular files, as they come."""
     size = path.stat().st_size
     while True:
@@ -195,7 +208,7 @@ def _members(tar: tarfile.TarFile, path: Path) -> Iterator[tuple[str, bytes]]:
                 raise DataError(f"shard {path}: {info.name} claims {info.size:,} bytes, more than the file holds")
             reader = tar.extractfile(info)
             assert reader is not None
-            yield info.name, reader.read()
+            yield info.name, reader.read() if contents else b""
     with path.open("rb") as file:  # tarfile takes a damaged header for the end
         file.seek(tar.offset)
         while block := file.read(1 << 20):

@@ -11,7 +11,7 @@ import torch
 from tokensieve.errors import MissingMaterialError, OptionError, RecordError, one_line
 from tokensieve.records import differences
 
-__all__ = ["load_state", "refuse_other", "state_file"]
+__all__ = ["check_start", "load_state", "refuse_other", "state_file"]
 
 
 def state_file(output: Path) -> Path:
@@ -19,12 +19,19 @@ def state_file(output: Path) -> Path:
     return output.with_name(f"{output.name}.state")
 
 
+def check_start(output: Path, resume: bool) -> None:
+    """Raise where there is nothing to resume, or where a new run would write over another one's state."""
+    path = state_file(output)
+    if resume and not path.is_file():
+        raise MissingMaterialError(f"{path}: there is no run to resume; leave --resume out to start anew")
+    if not resume and path.exists():
+        raise OptionError(f"{output} is of a training run already: go on with --resume, or name another output")
+
+
 def load_state(path: Path) -> dict[str, Any]:
-    """Read one back. A file that is missing, cut short or something else is an error that names it."""
+    """Read one back. A file that is cut short or something else is an error that names it."""
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise MissingMaterialError(f"{path}: there is no run to go on with; leave --resume out to start anew") from None
     except Exception as error:  # a file that is something else can fail in any way
         raise RecordError(f"{path} is no whole state of a run: {one_line(error, 200)}") from None
     return found

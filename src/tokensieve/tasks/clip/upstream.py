@@ -17,7 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokensieve.errors import MissingMaterialError, OptionError
+from tokensieve.errors import DataError, MissingMaterialError, OptionError
+from tokensieve.tasks.clip.shards import MOST_SHARDS, check_shard
+from tokensieve.utils.files import read_text
 from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = [
@@ -107,7 +109,8 @@ def model_type(load: Any) -> Iterator[str]:
 
 
 def eval_parser(parser_class: type[ArgumentParser]) -> ArgumentParser:
-    """clip_benchmark's own parser of `eval`, made of `parser_class`, with one thing mended: `--normalize False`."""
+    """clip_benchmark's own parser of `eval`, made of `parser_class`, with two changes: `--normalize False` is false,
+    and `-o` is `--output`."""
     cli = benchmark()
     makers = types.SimpleNamespace(**vars(argparse) | {"ArgumentParser": parser_class})
     with patched(cli, argparse=makers), patched(sys, argv=["clip_benchmark", "eval"]):
@@ -116,6 +119,9 @@ def eval_parser(parser_class: type[ArgumentParser]) -> ArgumentParser:
         if isinstance(action, argparse._SubParsersAction):
             found: ArgumentParser = action.choices["eval"]
             found._option_string_actions["--normalize"].type = _boolean
+            output = found._option_string_actions["--output"]  # as in every other command
+            output.option_strings = ["-o", *output.option_strings]
+            found._option_string_actions["-o"] = output
             return found
     raise MissingMaterialError("this version of clip_benchmark has no `eval`: install clip-benchmark 1.6")
 
@@ -136,6 +142,8 @@ def expand(base: Namespace) -> list[Namespace]:
             cli.main_eval(base)
     except (ValueError, OSError) as error:
         raise OptionError(f"clip_benchmark cannot make runs of these flags: {error}") from None
+    if not runs and base.pretrained_model:
+        raise OptionError(f"--pretrained_model {' '.join(base.pretrained_model)}: no model is named there")
     return runs
 
 
@@ -160,8 +168,27 @@ def check_dataset(args: Namespace) -> None:
         raise MissingMaterialError(
             f"--dataset {args.dataset}: no webdataset in --dataset_root {root} (there is no {args.split}/nshards.txt)"
         )
+    if "://" not in root:
+        _check_shards(args, root)
     if args.val_proportion is not None:
         raise OptionError("--val_proportion needs a dataset of known length: for a webdataset give --val_split")
+
+
+def _check_shards(args: Namespace, root: str) -> None:
+    """Raise where a split that a run reads has shards that are not there, or are not whole."""
+    splits = {args.split, *((args.train_split, args.val_split) if args.task == "linear_probe" else ())} - {None}
+    for split in sorted(splits):
+        file = Path(root, split, "nshards.txt")
+        text = read_text(file).strip() if file.is_file() else ""
+        if not text:
+            continue  # webdataset says so
+        if not text.isdigit() or not 0 < int(text) <= MOST_SHARDS:
+            raise DataError(f"{file}: expected the number of shards, 1 to {MOST_SHARDS:,}, not {text[:40]!r}")
+        for number in range(int(text)):
+            shard = Path(root, split, f"{number}.tar")
+            if not shard.is_file():
+                raise MissingMaterialError(f"--dataset {args.dataset}: shard {shard} is not there")
+            check_shard(shard)
 
 
 def dataset_root(args: Namespace) -> str:

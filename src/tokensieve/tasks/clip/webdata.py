@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-import shutil
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ import numpy as np
 from PIL import Image
 
 from tokensieve.errors import OptionError
+from tokensieve.utils.files import whole_folder, write_whole
 
 __all__ = ["write_webdataset"]
 
@@ -35,20 +34,17 @@ def write_webdataset(
         raise OptionError(f"{target} exists already: remove it, or name another folder")
     if len(images) != len(labels) or not len(images):
         raise OptionError(f"{len(images)} images and {len(labels)} labels: give as many of both, and at least one")
-    part = root / f".{split}.{os.getpid()}.part"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     shards = -(-len(images) // per_shard)
-    for shard in range(shards):
-        with tarfile.open(part / f"{shard}.tar", "w") as tar:
-            for i in range(shard * per_shard, min(len(images), (shard + 1) * per_shard)):
-                _add(tar, f"{i:06d}.cls", str(int(labels[i])).encode())
-                _add(tar, f"{i:06d}.png", _png(images[i]))
-    (part / "nshards.txt").write_text(f"{shards}\n", encoding="utf-8")
-    (root / "classnames.txt").write_text("\n".join(classes) + "\n", encoding="utf-8")
-    (root / "zeroshot_classification_templates.txt").write_text("\n".join(templates) + "\n", encoding="utf-8")
-    (root / "dataset_type.txt").write_text("classification\n", encoding="utf-8")
-    part.replace(target)
+    with whole_folder(target) as part:
+        for shard in range(shards):
+            with tarfile.open(part / f"{shard}.tar", "w") as tar:
+                for i in range(shard * per_shard, min(len(images), (shard + 1) * per_shard)):
+                    _add(tar, f"{i:06d}.cls", str(int(labels[i])).encode())
+                    _add(tar, f"{i:06d}.png", _png(images[i]))
+        (part / "nshards.txt").write_text(f"{shards}\n", encoding="utf-8")
+        write_whole(root / "classnames.txt", ("\n".join(classes) + "\n").encode())
+        write_whole(root / "zeroshot_classification_templates.txt", ("\n".join(templates) + "\n").encode())
+        write_whole(root / "dataset_type.txt", b"classification\n")
     return target
 
 

@@ -64,6 +64,8 @@ class SyntheticConfig:
             raise OptionError(f"--test_share {self.test_share}: between 0 and 1, both excluded")
         if not self.modalities or set(self.modalities) - set(MODALITIES):
             raise OptionError(f"--modalities {' '.join(self.modalities)}: some of {', '.join(MODALITIES)}")
+        if len(set(self.modalities)) < len(self.modalities):
+            raise OptionError(f"--modalities {' '.join(self.modalities)}: give each of them once")
         if self.layout != "folder" and set(self.modalities) != set(MODALITIES):
             raise OptionError(f"layout {self.layout} has all of {', '.join(MODALITIES)}; --modalities is for folder")
 

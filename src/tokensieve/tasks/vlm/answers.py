@@ -134,11 +134,21 @@ class Asker:
             )
         return self.prompt.replace("<image>", self.placeholder).replace("{question}", asked.question)
 
+    def _check_length(self, model: Any, prompt: int) -> None:
+        """Raise where a prompt of so many tokens, with its answer, is longer than what the model was made for."""
+        most = getattr(model.config.text_config, "max_position_embeddings", None)
+        if most is not None and prompt + self.new_tokens > most:
+            raise OptionError(
+                f"a prompt of {prompt} tokens and an answer of {self.new_tokens} (--new_tokens) do not fit the model's "
+                f"{most} positions: shorten the question, the prompt or the answer"
+            )
+
     @torch.inference_mode()
     def ask(self, model: Any, inputs: dict[str, Tensor], into: Answers, handle: VlmAttachment | None = None) -> None:
         """One batch; what comes out is added to `into`. handle: of the model, where a method is attached."""
         from transformers import LogitsProcessorList
 
+        self._check_length(model, inputs["input_ids"].shape[1])
         device = next(model.parameters()).device
         there = {name: x.to(device) for name, x in inputs.items()}
         there["pixel_values"] = there["pixel_values"].to(model.dtype)

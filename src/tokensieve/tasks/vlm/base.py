@@ -29,8 +29,7 @@ from tokensieve.tasks.vlm.scenes import Scenes, make_scenes
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava, image_tensor
 from tokensieve.tasks.vlm.teach import TowerTeacher, answer_logits, answer_loss, blind_level, draw_pack, judge_answers
 from tokensieve.training import FitConfig, Step, Validation, fit
-from tokensieve.training.checkpoint import checkpoints_in
-from tokensieve.training.loop import CHECKPOINTS
+from tokensieve.training.checkpoint import CHECKPOINTS, checkpoints_in
 from tokensieve.utils.files import only_run, whole_folder
 from tokensieve.utils.tensor_files import save_tensors
 

@@ -7,7 +7,6 @@ VQA does it. Imports pillow.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -19,9 +18,9 @@ import numpy as np
 from PIL import Image
 
 from tokensieve.errors import DataError, OptionError
-from tokensieve.records import write_whole
 from tokensieve.tasks.vlm.questions import KINDS, Question, ask
 from tokensieve.tasks.vlm.scenes import SPLITS, make_scenes
+from tokensieve.utils.files import read_text, whole_file, whole_folder
 from tokensieve.utils.images import read_image
 
 __all__ = [
@@ -55,7 +54,7 @@ def load_questions(path: Path) -> list[VisualQuestion]:
     if path.is_dir():
         path = path / QUESTIONS
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_text(path).splitlines()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -114,17 +113,18 @@ def draw_questions(
 def write_synthetic(folder: Path, images: int, seed: int, split: str = "test", each: int = 1) -> int:
     """Write scenes as PNG files and `each` questions of every kind about each; the number of questions.
 
-    The questions' file comes last, so that a folder that has one is whole.
+    Whole or not at all: a set that was in the folder before is replaced when the new one is complete.
     """
     lines: list[dict[str, Any]] = []
-    for number, (picture, questions) in enumerate(draw_questions(images, seed, split, each)):
-        name = f"images/{number:06d}.png"
-        file = io.BytesIO()
-        Image.fromarray(picture).save(file, format="PNG")
-        write_whole(folder / name, file.getvalue())
-        for asked in questions:
-            lines.append({"image": name, "question": asked.text, "answers": [asked.answer], "type": asked.kind})
-    write_whole(folder / QUESTIONS, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    with whole_file(folder / QUESTIONS) as text, whole_folder(folder / "images") as pictures:
+        for number, (picture, questions) in enumerate(draw_questions(images, seed, split, each)):
+            name = f"{number:06d}.png"
+            Image.fromarray(picture).save(pictures / name, format="PNG")
+            lines += [
+                {"image": f"images/{name}", "question": asked.text, "answers": [asked.answer], "type": asked.kind}
+                for asked in questions
+            ]
+        text.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     return len(lines)
 
 
