@@ -6,6 +6,7 @@ import dataclasses
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import tokensieve
 from tokensieve.core.reduction import Reduction
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.methods import list_methods, make_method, register_method, registry
+from tokensieve.methods import list_methods, make_method, register_method, registry, tables
 from tokensieve.methods.base import Method
 
 NAMES = ["random", "grid", "anchor", "evit", "tome", "pitome", "divprune", "vispruner", "cdpruner", "sieve"]
@@ -245,3 +246,12 @@ def test_methods_from_papers_say_where_they_depart():
     for name, facts in registry.BUILT_IN.items():
         if facts.paper:
             assert "\n    Departs: " in registry.method_class(name).__doc__, name
+
+
+def test_the_readme_has_the_tables_of_methods():
+    """`tokensieve methods --markdown` prints what belongs there."""
+    page = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    between = page.partition(tables.BEGIN)[2].partition(tables.END)[0]
+    assert between.strip() == tables.markdown_tables()
+    for name, facts in registry.BUILT_IN.items():
+        assert f"[`{name}`](src/tokensieve/methods/{facts.module.replace('.', '/')}.py)" in between

@@ -6,6 +6,7 @@ import inspect
 from argparse import ArgumentParser, Namespace
 
 from tokensieve.methods.registry import list_methods, method_class, method_options, method_paper, method_stages
+from tokensieve.methods.tables import markdown_tables
 
 EPILOG = """examples:
   tokensieve methods
@@ -14,10 +15,13 @@ EPILOG = """examples:
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="show this one, a name or FILE.py:Class; the list if left out")
+    parser.add_argument("--markdown", action="store_true", help="the tables of the README instead")
 
 
 def run(args: Namespace) -> int:
-    if args.name is None:
+    if args.markdown:
+        print(markdown_tables())
+    elif args.name is None:
         names = list_methods()
         width = max(map(len, names)) + 2
         where = {name: " ".join(method_stages(name)) for name in names}
