@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -231,3 +232,14 @@ def test_keep_average_is_the_nearest_there_is(n, depth, schedule, floor, target,
 def test_keep_average_takes_a_ratio_too():
     assert counts_for_average(100, [5], 12, 0.6) == counts_for_average(100, [5], 12, 60)
     assert counts_for_average(100, [5], 12, 0.6) == [31]  # (5 * 100 + 7 * 31) / 12 = 59.75
+
+
+def test_the_shape_of_early() -> None:
+    """Between geometric and a cut at once: the share that leaves is larger at each earlier block."""
+    counts = counts_for(196, 4, 49, "early")
+    assert counts == [124, 88, 65, 49]  # 196 * 0.25 ** (quarter ** 0.8), worked out by hand
+    left = [196, *counts]
+    shares = [after / before for before, after in pairwise(left)]
+    assert shares == sorted(shares)
+    assert shares[0] < 0.25**0.25 < shares[-1]
+    assert all(early < even for early, even in zip(counts[:-1], counts_for(196, 4, 49, "geometric"), strict=False))

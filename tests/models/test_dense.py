@@ -177,3 +177,60 @@ def test_the_nearest_kept_patch_and_the_grid() -> None:
     assert grid_of(100, (6, 6), ()) == (10, 10)
     with pytest.raises(UnsupportedModelError, match="37 patches"):
         grid_of(37, (6, 6), (64, 40))
+
+
+SMALL = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 4}
+
+
+def depth_model(kind: str):
+    import transformers
+
+    backbone = transformers.Dinov2Config(
+        **SMALL, mlp_ratio=2, image_size=48, patch_size=8, out_features=["stage1", "stage2", "stage3", "stage4"],
+        reshape_hidden_states=False, apply_layernorm=False,
+    )  # fmt: skip
+    sizes = {"backbone_config": backbone, "neck_hidden_sizes": [8] * 4, "fusion_hidden_size": 8}
+    if kind == "DPT":
+        config = transformers.DPTConfig(**sizes, hidden_size=32, is_hybrid=False, backbone_out_indices=None)
+        return transformers.DPTForDepthEstimation(config)
+    config = transformers.DepthAnythingConfig(**sizes, reassemble_hidden_size=32, patch_size=8)
+    return transformers.DepthAnythingForDepthEstimation(config)
+
+
+def text_model(kind: str):
+    import transformers
+
+    vision = {**SMALL, "intermediate_size": 64, "image_size": 48, "patch_size": 8}
+    text = {**SMALL, "num_hidden_layers": 2, "intermediate_size": 64, "vocab_size": 64, "max_position_embeddings": 8}
+    more = {"projection_dim": 32}
+    if kind == "CLIPSeg":
+        more |= {"extract_layers": [1, 2, 3], "reduce_dim": 8, "decoder_num_attention_heads": 2}
+        more |= {"decoder_intermediate_size": 16}
+        text |= {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **more)
+    task = "ForImageSegmentation" if kind == "CLIPSeg" else "ForObjectDetection"
+    return getattr(transformers, f"{kind}{task}")(config)
+
+
+@pytest.mark.parametrize("method", ["sieve", "random"])
+@pytest.mark.parametrize("kind", ["DPT", "DepthAnything", "CLIPSeg"])
+def test_dense_models_run_reduced_and_give_full_size_maps(kind: str, method: str) -> None:
+    torch.manual_seed(0)
+    model = (depth_model if kind in ("DPT", "DepthAnything") else text_model)(kind).eval()
+    inputs = {"pixel_values": tiny_model("timm").images(1)}
+    if kind not in ("DPT", "DepthAnything"):
+        inputs["input_ids"] = torch.tensor([[1, 5, 2]])
+    with torch.no_grad():
+        full, hidden = model(**inputs), []
+        with tokensieve.attach(model, method, keep=14) as handle:
+            blocks_of(handle)[-1].register_forward_hook(lambda _, __, out: hidden.append(out))
+            got = model(**inputs)
+            assert hidden[0].shape == (1, 37, 32)
+            patches = hidden[0][0, 1:].unique(dim=0)
+            assert len(patches) == 14, "one token for each patch, of 14 different ones"
+            assert handle.tokens_per_layer[-1] == 15
+    for name in ("predicted_depth", "logits", "pred_boxes"):
+        if full.get(name) is not None:
+            assert got[name].shape == full[name].shape
+            assert got[name].isfinite().all()
+            assert not torch.equal(got[name], full[name])

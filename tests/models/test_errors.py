@@ -276,3 +276,19 @@ def test_a_class_derived_from_a_timm_vit() -> None:
     with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=9, at=0) as handle:
         tiny.feature(tiny.model, tiny.images(1))
         assert handle.kept[0].shape == (1, 9)
+
+
+def test_a_token_that_is_added_where_patches_are_merged_and_pooled() -> None:
+    """It would stand for patches that the kept ones stand for already."""
+
+    class MergesAndAdds(tokensieve.Method):
+        def reduce(self, view: tokensieve.TokenView, keep: int) -> tokensieve.Reduction:
+            merged = tokensieve.make_method("grid", fold=True).reduce(view, keep)
+            return tokensieve.Reduction(
+                keep=merged.keep, drop=merged.drop, into=merged.into, extra=torch.full((view.batch, 1, view.n), 1 / 36)
+            )
+
+    tiny = tiny_model("timm_avg")
+    handle = tokensieve.attach(tiny.model, MergesAndAdds(), keep=20, at=0)
+    with handle, torch.no_grad(), pytest.raises(UnsupportedModelError, match="adds no token where it merges"):
+        tiny.feature(tiny.model, tiny.images(2))

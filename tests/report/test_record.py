@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokensieve.errors import RecordError
-from tokensieve.records import FORMAT, check_writable, new_record, read_record, write_record
+from tokensieve.records import FORMAT, check_writable, differences, new_record, read_record, write_record
 
 
 def _record(**changes: object):
@@ -78,3 +78,15 @@ def test_unwritable_places_are_found_beforehand(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="file is a file, not a folder"):
         check_writable(tmp_path / "file" / "deeper" / "run.json")
     assert not check_writable(tmp_path / "new.json").exists()
+
+
+def test_differences_name_what_is_new_gone_or_another() -> None:
+    was = {"seed": 1, "loss": {"tau": 0.5, "old": True}, "same": {"deep": {"x": 1}}}
+    now = {"seed": 2, "loss": {"tau": 0.5, "new": [3]}, "same": {"deep": {"x": 1}}, "data": "cifar10"}
+    assert differences(was, now) == [
+        "seed was 1, is 2",
+        "loss.old was True, is None",
+        "loss.new was None, is [3]",
+        "data was None, is 'cifar10'",
+    ]
+    assert differences(now, now) == []

@@ -203,18 +203,19 @@ class Run:
         return slot
 
     def unmerge(self, x: Tensor) -> Tensor:
-        """(B, P+K+M, D) -> (B, P+N+M, D): every patch gets the token it was merged into.
+        """(B, P+K, D) -> (B, P+N, D): every patch gets the token it was merged into.
 
         A mean over that is the mean weighted by size, and a key that stands n times is one with log n on its logit: so
         any pooling over patches does the right thing, untouched.
         """
-        if any(reduction.into is None for reduction in self.reductions.values()):
-            raise UnsupportedModelError("this tower pools over patches: a method may merge them or drop them, not both")
+        if any(reduction.into is None or reduction.extra is not None for reduction in self.reductions.values()):
+            raise UnsupportedModelError(
+                "this tower pools over patches: a method may merge them or drop them, not both, and adds no token "
+                "where it merges"
+            )
         prefix = self.attachment.prefix
         lead = torch.arange(prefix, device=x.device).expand(x.shape[0], -1)
-        made = self.states[self.attachment.depth].made
-        tail = torch.arange(x.shape[1] - made, x.shape[1], device=x.device).expand(x.shape[0], -1)
-        return take_tokens(x, torch.cat([lead, self.slots() + prefix, tail], dim=1))
+        return take_tokens(x, torch.cat([lead, self.slots() + prefix], dim=1))
 
 
 class Bound:
