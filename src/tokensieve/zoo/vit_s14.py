@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import MissingMaterialError
 
-__all__ = ["MEAN", "STD", "onnx_path", "preprocess", "saliency_head", "vit_s14_openclip", "vit_s14_timm", "weights"]
+__all__ = ["MEAN", "STD", "onnx_path", "preprocess", "saliency_head", "vit_s14_dinov2", "vit_s14_openclip", "vit_s14_timm", "weights"]
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)
@@ -174,6 +174,45 @@ def vit_s14_timm(size: int = 224) -> nn.Module:
                 state[f"{b}mlp.{name}.{kind}"] = w[f"{b}{name}.{kind}"]
         state[f"{b}ls1.gamma"] = w[f"{b}ls1"]
         state[f"{b}ls2.gamma"] = w[f"{b}ls2"]
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def vit_s14_dinov2(size: int = 224) -> nn.Module:
+    """The model as transformers' `Dinov2Model`: `last_hidden_state` after the last norm, (B, 1 + (size / 14)^2, 384).
+
+    Its position table is the one for `size` pixels, so that no image of that size needs it interpolated.
+    """
+    from transformers import Dinov2Config, Dinov2Model
+
+    _check_size(size)
+    w = weights()
+    config = Dinov2Config(
+        hidden_size=WIDTH, num_hidden_layers=DEPTH, num_attention_heads=HEADS, mlp_ratio=4, image_size=size,
+        patch_size=PATCH, layer_norm_eps=EPS, layerscale_value=1.0, hidden_act="gelu",
+    )  # fmt: skip
+    model = Dinov2Model(config)
+    state = {
+        "embeddings.cls_token": w["cls"],
+        "embeddings.position_embeddings": _positions(size),
+        "embeddings.mask_token": torch.zeros_like(model.embeddings.mask_token),
+        "embeddings.patch_embeddings.projection.weight": w["patch.weight"],
+        "embeddings.patch_embeddings.projection.bias": w["patch.bias"],
+        "layernorm.weight": w["norm.weight"],
+        "layernorm.bias": w["norm.bias"],
+    }
+    for i in range(DEPTH):
+        a, b = f"blocks.{i}.", f"encoder.layer.{i}."
+        for kind in ("weight", "bias"):
+            for short in "qkv":
+                state[f"{b}attention.{short}_proj.{kind}"] = w[f"{a}{short}.{kind}"]
+            state[f"{b}attention.o_proj.{kind}"] = w[f"{a}proj.{kind}"]
+            for name in ("norm1", "norm2"):
+                state[f"{b}{name}.{kind}"] = w[f"{a}{name}.{kind}"]
+            for name in ("fc1", "fc2"):
+                state[f"{b}mlp.{name}.{kind}"] = w[f"{a}{name}.{kind}"]
+        state[f"{b}layer_scale1.lambda1"] = w[f"{a}ls1"]
+        state[f"{b}layer_scale2.lambda1"] = w[f"{a}ls2"]
     model.load_state_dict(state)
     return model.eval()
 
