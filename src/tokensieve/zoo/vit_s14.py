@@ -20,7 +20,10 @@ from torch import Tensor, nn
 
 from tokensieve.errors import MissingMaterialError
 
-__all__ = ["MEAN", "STD", "onnx_path", "preprocess", "saliency_head", "vit_s14_dinov2", "vit_s14_openclip", "vit_s14_timm", "weights"]
+__all__ = [
+    "MEAN", "STD", "onnx_path", "preprocess", "saliency_head", "vit_s14_dinov2", "vit_s14_openclip", "vit_s14_timm",
+    "weights",
+]  # fmt: skip
 
 MEAN = (0.485, 0.456, 0.406)
 STD = (0.229, 0.224, 0.225)

@@ -36,6 +36,8 @@ from tokensieve.tasks.vlm.compare import METRICS, Comparison, figures_of, saved,
 from tokensieve.tasks.vlm.data import draw_questions, load_questions
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 from tokensieve.tasks.vlm.load import load_llava
+from tokensieve.tasks.vlm.smol.data import photo_questions
+from tokensieve.tasks.vlm.smol.model import SMOL
 from tokensieve.tasks.vlm.soft_answers import is_learned, soft_answers
 
 __all__ = ["EVAL_SEED", "VlmEvalOptions", "attach_reduced", "evaluate_vlm", "held_out_questions", "plan_of"]
@@ -46,7 +48,8 @@ IMAGES = 200  # generated, unless said otherwise
 
 @dataclass(frozen=True)
 class VlmEvalOptions:
-    """model, data: None for the shipped model and generated held-out questions. method: "none" for the untouched model
+    """model, data: None for the shipped model and generated held-out questions; "smol" for SmolLaVA, whose generated
+    questions are about test photos. method: "none" for the untouched model
     alone. images: the first so many (None: all of a file, 200 generated). samples: questions shown in the report."""
 
     model: str | None = None
@@ -105,7 +108,8 @@ def held_out_questions(images: int, seed: int = EVAL_SEED) -> list[Asked]:
 
 def _questions(options: VlmEvalOptions) -> list[Asked]:
     if options.data is None:
-        return held_out_questions(options.images or IMAGES, options.seed)
+        draw = photo_questions if options.model == SMOL else held_out_questions
+        return draw(options.images or IMAGES, options.seed)
     found = [Asked(q.image, str(q.image), q.question, q.answers, q.kind) for q in load_questions(options.data)]
     chosen = set(list(dict.fromkeys(q.name for q in found))[: options.images])
     return [q for q in found if q.name in chosen]
@@ -207,6 +211,8 @@ def _ask_all(
 
 def _names(options: VlmEvalOptions) -> dict[str, Any]:
     data = "generated questions" if options.data is None else options.data.stem
+    if options.data is None and options.model == SMOL:
+        data = "photo questions"
     if data == "questions" and options.data is not None:
         data = options.data.resolve().parent.name
     name = SMALL_LLAVA if options.model is None else Path(options.model).name or options.model

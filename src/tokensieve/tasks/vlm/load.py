@@ -13,6 +13,7 @@ import torch
 
 from tokensieve.errors import MissingMaterialError, UnsupportedModelError
 from tokensieve.tasks.vlm.default import load_small_llava
+from tokensieve.tasks.vlm.smol.model import SMOL, load_smol_llava
 from tokensieve.utils.hub import quiet_hub
 
 __all__ = ["load_llava"]
@@ -21,14 +22,17 @@ KIND = "llava"  # of its configuration; LLaVA-NeXT's prompts depend on the image
 
 
 def load_llava(name: str | None = None, device: str | None = None) -> tuple[Any, Any]:
-    """(model, processor) in evaluation mode. None: the shipped small one.
+    """(model, processor) in evaluation mode. None: the shipped small one; "smol": SmolLaVA.
 
-    name: a folder of `save_pretrained`, or a name that transformers knows. float32 on a CPU, as stored on a GPU. A
+    name: else a folder of `save_pretrained`, or a name that transformers knows. float32 on a CPU, as stored on a GPU. A
     checkpoint of another kind of model, or one that lacks weights, is refused.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name is None:
         model, processor = load_small_llava()
+        return model.to(device), processor
+    if name == SMOL:
+        model, processor = load_smol_llava()
         return model.to(device), processor
     return _load(name, device)
 

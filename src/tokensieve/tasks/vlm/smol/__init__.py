@@ -1,1 +1,1 @@
-"""SmolLaVA: a real vision tower, a real language model and real photos. Imports torch; transformers inside functions."""
+"""SmolLaVA: a real vision tower, a real language model and real photos. Imports torch."""

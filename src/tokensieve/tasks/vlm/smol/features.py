@@ -20,7 +20,9 @@ from tokensieve.tasks.vlm.smol.photos import SPLITS, load_photos
 from tokensieve.tasks.vlm.smol.pictures import PATCHES, Picture, make_picture
 from tokensieve.zoo.vit_s14 import MEAN, STD, WIDTH
 
-__all__ = ["LAYERS", "TOKENS", "Features", "cached_features", "draw_picture", "image_tensor", "tower_features"]
+__all__ = [
+    "LAYERS", "TOKENS", "Features", "cached_features", "draw_picture", "image_tensor", "layout_of", "tower_features",
+]  # fmt: skip
 
 TOKENS = PATCHES * PATCHES
 _CHUNK = 32
@@ -28,11 +30,16 @@ LAYERS = (8, 12)  # whose outputs the projector gets side by side; transformers 
 _MIX = ("photo", "mosaic", "collage", "mosaic", "photo", "mosaic", "collage", "photo", "mosaic", "collage")
 
 
+def layout_of(number: int, combinations: str = "seen") -> str:
+    """The layout of the n-th picture."""
+    mix = _MIX if combinations != "unseen" else tuple(layout for layout in _MIX if layout != "photo")
+    return mix[number % len(mix)]
+
+
 def draw_picture(split: str, seed: int, number: int, combinations: str = "seen") -> Picture:
     """The n-th picture of a split; the same arguments, the same picture."""
     rng = np.random.default_rng([seed, SPLITS.index(split), number])
-    mix = _MIX if combinations != "unseen" else tuple(layout for layout in _MIX if layout != "photo")
-    return make_picture(load_photos(split), rng, mix[number % len(mix)], combinations)
+    return make_picture(load_photos(split), rng, layout_of(number, combinations), combinations)
 
 
 def image_tensor(images: np.ndarray) -> Tensor:

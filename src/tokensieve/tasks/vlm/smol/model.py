@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.errors import MissingMaterialError
+from tokensieve.errors import MissingMaterialError, UnsupportedModelError
 from tokensieve.tasks.vlm.smol.features import LAYERS, TOKENS
+from tokensieve.utils.tensor_files import read_tensors
 from tokensieve.zoo.smollm2 import load_smollm2
 from tokensieve.zoo.vit_s14 import MEAN, PATCH, STD, vit_s14_dinov2
 
@@ -81,13 +82,11 @@ def load_smol_llava(adapter: Path | None = None) -> tuple[Any, Any]:
 
     adapter: what `tokensieve train smol` wrote; None for the shipped one.
     """
-    from safetensors.torch import load_file
-
     path = adapter or Path(str(resources.files("tokensieve.tasks.vlm") / "data" / ADAPTER))
     if not path.is_file():
         raise MissingMaterialError(f"{path} is not there; make it with `tokensieve train smol`")
     model, processor = build_smol_llava()
-    merge_adapter(model, load_file(path))
+    merge_adapter(model, read_tensors(path, "adapter")[0])
     return model, processor
 
 
@@ -103,7 +102,7 @@ def merge_adapter(model: Any, tensors: dict[str, Tensor]) -> None:
     inner.multi_modal_projector.load_state_dict(parts)
     found = {(match[1], match[2]) for name in tensors if (match := _LORA.fullmatch(name))}
     if len(parts) + len(found) != len(tensors):
-        raise MissingMaterialError("the adapter is not one of SmolLaVA: it has tensors other than projector.* and lora.*")
+        raise UnsupportedModelError("not an adapter of SmolLaVA: it has tensors other than projector.* and lora.*")
     for module in sorted({name for name, _ in found}):
         weight = inner.language_model.get_submodule(module).weight
         weight += tensors[f"lora.{module}.B"].float() @ tensors[f"lora.{module}.A"].float()

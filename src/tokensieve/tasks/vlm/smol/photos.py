@@ -29,7 +29,9 @@ _VALIDATION = 2000  # the last of CIFAR-10's training photos
 class Photos:
     """The photos of one split, by class."""
 
-    def __init__(self, small: np.ndarray, small_labels: np.ndarray, large: np.ndarray, large_labels: np.ndarray) -> None:
+    def __init__(
+        self, small: np.ndarray, small_labels: np.ndarray, large: np.ndarray, large_labels: np.ndarray
+    ) -> None:
         """small: (N, 32, 32, 3), labels below 10. large: (M, S, S, 3), labels from 10. All uint8 and int64."""
         self._small, self._large = small, large
         self._of = [

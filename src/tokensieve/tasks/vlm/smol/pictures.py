@@ -76,12 +76,20 @@ class Picture:
         self._mark(left, top, width, height, SIGN)
         self.sign = sign
 
+    def where(self, thing: Thing) -> np.ndarray:
+        """(16, 16) bool: the patches whose middle lies in its box."""
+        left, top, side = thing.box
+        return _inside(left, top, side, side)
+
     def _mark(self, left: int, top: int, width: int, height: int, what: int) -> None:
-        step = SIDE // PATCHES
-        middle = np.arange(PATCHES) * step + step / 2
-        rows = (middle >= top) & (middle < top + height)
-        columns = (middle >= left) & (middle < left + width)
-        self.patches[np.ix_(rows, columns)] = what
+        self.patches[_inside(left, top, width, height)] = what
+
+
+def _inside(left: int, top: int, width: int, height: int) -> np.ndarray:
+    step = SIDE // PATCHES
+    middle = np.arange(PATCHES) * step + step / 2
+    rows, columns = (middle >= top) & (middle < top + height), (middle >= left) & (middle < left + width)
+    return rows[:, None] & columns
 
 
 def make_picture(

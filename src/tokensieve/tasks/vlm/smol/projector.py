@@ -1,32 +1,27 @@
-"""The projector's first lessons, patch by patch, without the language model: each patch becomes words of its own.
+"""The projector's start, patch by patch, without the language model: each patch becomes words.
 
-What a patch shows is known (a class, a sign's text and colour, or backdrop), and where it is. So the projector is
-taught to give the embeddings of those words: it sees "cat", "top" and "left". Imports torch.
+What a patch shows is known (a class, a sign's text and colour, or backdrop), and where it is. So ridge regression maps
+it to the embeddings of those words: the language model sees "cat", "top" and "left" there. Imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from tokensieve.tasks.vlm.smol.features import Features
 from tokensieve.tasks.vlm.smol.photos import CLASSES
 from tokensieve.tasks.vlm.smol.pictures import BACKDROP, COLOURS, PATCHES, SIGN, TEXTS, Picture
-from tokensieve.training import Step, Validation
-from tokensieve.training.checkpoint import save_tensors
 
-__all__ = ["PatchConfig", "PatchTask", "PatchWords", "fold_scaling", "start_by_regression"]
+__all__ = ["PatchWords", "Scaling", "solve_projector", "things_right"]
 
 _PLACE = 0.5  # weight of the words for row and column beside the word for what is there
 _BACKDROP = 0.3  # how much a patch of backdrop counts
+_TOGETHER = 8  # pictures at a time
 
 
 class PatchWords:
@@ -64,95 +59,8 @@ class PatchWords:
         return shown, self.mean + words + _PLACE * self.places
 
 
-@dataclass(frozen=True)
-class PatchConfig:
-    """batch: pictures a step."""
-
-    seed: int = 0
-    batch: int = 8
-    lr: float = 1e-3
-    weight_decay: float = 0.05
-
-
-class PatchTask:
-    """A task of `training.fit`: the projector from standardised features to words."""
-
-    def __init__(
-        self, config: PatchConfig, projector: nn.Module, words: PatchWords, train: Features, held_out: Features
-    ) -> None:
-        self.config, self.projector, self.words = config, projector, words
-        self.train, self.held_out = train, held_out
-        self.scale = Scaling.of(train)
-        self.modules: Mapping[str, nn.Module] = {"projector": projector}
-        self.optimisers: Mapping[str, Optimizer] = {
-            "projector": torch.optim.AdamW(projector.parameters(), config.lr, weight_decay=config.weight_decay)
-        }
-
-    def batches(self, start: int) -> Iterator[list[int]]:
-        step = start
-        while True:
-            rng = np.random.default_rng([self.config.seed, step])
-            yield sorted(int(n) for n in rng.choice(self.train.count, self.config.batch, replace=False))
-            step += 1
-
-    def _loss(self, features: Features, numbers: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        out = self.projector(self.scale(features.get(numbers)))
-        shown, target = self.words.targets([features.picture(n) for n in numbers])
-        weight = torch.where(shown == len(CLASSES) + 1, _BACKDROP, 1.0)
-        power = (self.words.classes - self.words.mean).pow(2).mean()
-        squared = (out - target).pow(2).mean(-1) / power
-        directions = F.normalize(self.words.classes - self.words.mean, dim=-1)
-        logits = (out - self.words.mean) @ directions.T / power.sqrt() / 3
-        named = F.cross_entropy(logits.flatten(0, 1), shown.flatten(), reduction="none").view_as(shown)
-        return ((squared + named) * weight).sum() / weight.sum(), logits, shown
-
-    def step(self, batch: list[int], step: int) -> Step:
-        return Step({"projector": self._loss(self.train, batch)[0]})
-
-    def validate(self) -> Validation:
-        """How often the likeliest class is right: of patches, and of whole things by the mean of their patches."""
-        losses, right, whole = [], [], []
-        for start in range(0, self.held_out.count, 20):
-            numbers = list(range(start, min(start + 20, self.held_out.count)))
-            loss, logits, shown = self._loss(self.held_out, numbers)
-            losses.append(float(loss))
-            right.append((logits.argmax(-1) == shown)[shown < len(CLASSES)].float().mean())
-            for index, number in enumerate(numbers):
-                whole += _things_right(self.held_out.picture(number), logits[index, :, : len(CLASSES)])
-        patches, things = float(torch.stack(right).mean()), float(np.mean(whole))
-        return Validation(things, {"loss": float(np.mean(losses)), "patches": patches, "things": things})
-
-    def facts(self) -> dict[str, Any]:
-        return {"stage": "projector", **vars(self.config), "pictures": self.train.count}
-
-    def export(self, path: Path) -> None:
-        state = fold_scaling(self.projector, self.scale)
-        save_tensors(path, {f"projector.{name}": x for name, x in state.items()}, {"format": "pt"})
-
-
-@torch.no_grad()
-def start_by_regression(task: PatchTask, pictures: int, shrink: float = 1e-3) -> None:
-    """Solve for the second layer by ridge regression, the first one as random as it is; on the first
-    `pictures` pictures."""
-    first, second = task.projector.linear_1, task.projector.linear_2
-    width, out = second.in_features + 1, second.out_features
-    gram, moment = torch.zeros(width, width, dtype=torch.float64), torch.zeros(width, out, dtype=torch.float64)
-    for start in range(0, min(pictures, task.train.count), 8):
-        numbers = list(range(start, min(start + 8, task.train.count)))
-        hidden = task.projector.act(first(task.scale(task.train.get(numbers)))).flatten(0, 1)
-        shown, target = task.words.targets([task.train.picture(n) for n in numbers])
-        weight = torch.where(shown == len(CLASSES) + 1, _BACKDROP, 1.0).flatten()[:, None]
-        hidden = torch.cat([hidden, torch.ones(len(hidden), 1)], 1)
-        gram += ((hidden * weight).T @ hidden).double()
-        moment += ((hidden * weight).T @ (target.flatten(0, 1) - task.words.mean)).double()
-    ridge = shrink * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
-    solved = torch.linalg.solve(gram + ridge, moment).float()
-    second.weight.copy_(solved[:-1].T)
-    second.bias.copy_(solved[-1] + task.words.mean)
-
-
 class Scaling:
-    """Standardises features: each channel has mean 0 and deviation 1 over the training pictures."""
+    """Standardises features: each channel has mean 0 and deviation 1 over some pictures. mean, deviation: (768,)."""
 
     def __init__(self, mean: Tensor, deviation: Tensor) -> None:
         self.mean, self.deviation = mean, deviation
@@ -167,24 +75,58 @@ class Scaling:
 
 
 @torch.no_grad()
-def fold_scaling(projector: Any, scale: Scaling) -> dict[str, Tensor]:
-    """The projector's tensors for features that are not standardised."""
-    state = {name: x.detach().clone() for name, x in projector.state_dict().items()}
-    state["linear_1.weight"] = state["linear_1.weight"] / scale.deviation
-    state["linear_1.bias"] = state["linear_1.bias"] - state["linear_1.weight"] @ scale.mean
-    return state
+def solve_projector(
+    projector: Any,
+    words: PatchWords,
+    features: Features,
+    pictures: int,
+    seed: int = 0,
+    shrink: float = 1e-3,
+    tick: Callable[[int], None] = lambda done: None,
+) -> None:
+    """Set a LLaVA projector: its first layer random over standardised features, its second solved by ridge regression
+    on the first `pictures` pictures. shrink: of the ridge, against the mean of the Gram matrix's diagonal."""
+    first, second = projector.linear_1, projector.linear_2
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        nn.init.xavier_uniform_(first.weight)
+    nn.init.zeros_(first.bias)
+    _fold(first, Scaling.of(features))
+    width = second.in_features + 1
+    gram = torch.zeros(width, width, dtype=torch.float64)
+    moment = torch.zeros(width, second.out_features, dtype=torch.float64)
+    for start in range(0, pictures, _TOGETHER):
+        numbers = list(range(start, min(start + _TOGETHER, pictures)))
+        hidden = projector.act(first(features.get(numbers))).flatten(0, 1)
+        hidden = torch.cat([hidden, torch.ones(len(hidden), 1)], 1)
+        shown, target = words.targets([features.picture(number) for number in numbers])
+        weighted = hidden * torch.where(shown == len(CLASSES) + 1, _BACKDROP, 1.0).flatten()[:, None]
+        gram += (weighted.T @ hidden).double()
+        moment += (weighted.T @ (target.flatten(0, 1) - words.mean)).double()
+        tick(numbers[-1] + 1)
+    ridge = shrink * gram.diagonal().mean() * torch.eye(width, dtype=torch.float64)
+    solved = torch.linalg.solve(gram + ridge, moment).float()
+    second.weight.copy_(solved[:-1].T)
+    second.bias.copy_(solved[-1] + words.mean)
 
 
-def _things_right(picture: Picture, logits: Tensor) -> list[bool]:
-    """logits: (256, classes). For each thing whether its patches' mean has its class on top."""
-    grid = logits.view(PATCHES, PATCHES, -1)
-    shown = torch.from_numpy(picture.patches)
-    step = 224 // PATCHES
-    middle = torch.arange(PATCHES) * step + step / 2
-    found = []
-    for thing in picture.things:
-        left, top, side = thing.box
-        rows, columns = ((middle >= at) & (middle < at + side) for at in (top, left))
-        here = rows[:, None] & columns & (shown == thing.label)
-        found.append(bool(grid[here].mean(0).argmax() == thing.label))
-    return found
+def _fold(layer: Any, scale: Scaling) -> None:
+    """Let a linear layer for standardised features take them as they are."""
+    layer.weight /= scale.deviation
+    layer.bias -= layer.weight @ scale.mean
+
+
+@torch.no_grad()
+def things_right(projector: Any, words: PatchWords, features: Features) -> float:
+    """Share of the things in some pictures of which the projector says the right class: the mean of its patches'
+    projections lies nearest to the class's word, by the angle."""
+    directions = nn.functional.normalize(words.classes[: len(CLASSES)] - words.mean, dim=-1)
+    right = []
+    for number in range(features.count):
+        picture = features.picture(number)
+        logits = (projector(features.get([number]))[0] - words.mean) @ directions.T
+        grid = logits.view(PATCHES, PATCHES, -1)
+        for thing in picture.things:
+            here = torch.from_numpy(picture.where(thing) & (picture.patches == thing.label))
+            right.append(bool(grid[here].mean(0).argmax() == thing.label))
+    return float(np.mean(right))

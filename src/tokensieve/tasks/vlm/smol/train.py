@@ -1,185 +1,95 @@
-"""`tokensieve train smol`: SmolLaVA's projector and LoRA, in three runs of the one training loop.
+"""`tokensieve train smol`: SmolLaVA's projector and LoRA.
 
-    features/   what the frozen tower says of the training pictures, once
-    projector/  patch by patch, without the language model: every patch becomes words
-    pooled/     packed questions, the picture pooled to 64 tokens; single photos first
-    full/       the same with all 256 tokens
+    features/           what the frozen tower says of the training pictures, once
+    start.safetensors   the projector by ridge regression, patch by patch, without the language model
+    pooled/             packed questions, the picture pooled to 64 tokens; single photos first
+    full/               the same with all 256 tokens
 
-Every batch depends on the seed and its step alone, so a run that was killed goes on as if nothing had happened. Imports
-training.
+The last two are runs of the one training loop, whose batches depend on the seed and the step alone; the features go on
+where they stopped. So a run that was killed goes on as if nothing had happened. Imports training.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from tokensieve.errors import MissingMaterialError, OptionError
-from tokensieve.tasks.vlm.smol.features import Features
-from tokensieve.tasks.vlm.smol.model import LORA_LINEARS
-from tokensieve.tasks.vlm.smol.packing import Pack, Texts, answer_logits, pack, pool
-from tokensieve.tasks.vlm.smol.pictures import PATCHES, Picture
-from tokensieve.tasks.vlm.smol.questions import DESCRIBE, KINDS, PhotoQuestion, ask, caption
-from tokensieve.training import Step, Validation
-from tokensieve.training.checkpoint import save_tensors
-from tokensieve.training.distributed import gather_in_turn, rank, world_size
+from tokensieve.tasks.vlm.smol.features import Features, cached_features
+from tokensieve.tasks.vlm.smol.lessons import QuestionTask
+from tokensieve.tasks.vlm.smol.model import build_smol_llava
+from tokensieve.tasks.vlm.smol.projector import PatchWords, solve_projector, things_right
+from tokensieve.tasks.vlm.smol.recipe import SmolConfig
+from tokensieve.training import FitConfig, fit
+from tokensieve.training.checkpoint import checkpoints_in
+from tokensieve.training.distributed import first_alone, rank, wait
+from tokensieve.utils.tensor_files import read_tensors, save_tensors
 
-__all__ = ["QuestionConfig", "QuestionTask"]
+__all__ = ["train_smol"]
 
-_END = 0.1  # weight of the token that ends an answer, which is learned at once
-_ASKED = {  # how often each kind is asked about one picture
-    "photo": ("what", "exists", "exists", "exists", "sign", "colour"),
-    "mosaic": ("at", "at", "at", "exists", "exists", "count", "where", "where", "beside", "beside", "sign", "colour"),
-    "collage": ("at", "at", "at", "exists", "exists", "count", "where", "where", "sign", "colour"),
-}
+START, TRAINED = "start.safetensors", "smol-llava.safetensors"
+Tick = Callable[[str, int], None]
 
 
-@dataclass(frozen=True)
-class QuestionConfig:
-    """side: the picture's tokens are pooled to side x side. batch: pictures a step, over all processes.
+def train_smol(
+    config: SmolConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tick: Tick = lambda stage, done: None,
+) -> Path:
+    """All of it; what ships is in the file that is returned. tick: called with the stage's name and what is done.
 
-    photos_until: share of the steps with single photos alone. rank, alpha: of the LoRA.
+    Under torchrun the processes share the questions; features and regression are the first one's.
     """
-
-    steps: int
-    side: int = 8
-    seed: int = 0
-    batch: int = 4
-    lr: float = 5e-4
-    projector_lr: float = 1e-4
-    photos_until: float = 0.05
-    rank: int = 16
-    alpha: int = 32
-
-    def __post_init__(self) -> None:
-        if self.side < 1 or PATCHES % self.side:
-            raise OptionError(f"side={self.side}: a divisor of {PATCHES}")
-        if self.batch < 1 or self.batch % world_size():
-            raise OptionError(f"batch={self.batch}: a multiple of the {world_size()} process(es)")
-
-
-class QuestionTask:
-    """Packed questions for projector and LoRA; tower and language model frozen, the latter in bfloat16."""
-
-    def __init__(
-        self, config: QuestionConfig, model: Any, tokenizer: Any, train: Features, held_out: Features
-    ) -> None:
-        self.config, self.texts = config, Texts(tokenizer)
-        self.train, self.held_out = train, held_out
-        inner = model.model
-        self.projector, self.head = inner.multi_modal_projector.float(), model.lm_head
-        self.language = add_lora(inner.language_model, config.rank, config.alpha, config.seed)
-        self.lora = nn.ParameterDict(
-            {name.replace(".", "/"): p for name, p in self.language.named_parameters() if p.requires_grad}
-        )
-        self.modules: Mapping[str, nn.Module] = {"projector": self.projector, "lora": self.lora}
-        groups = [
-            {"params": list(self.lora.parameters()), "lr": config.lr},
-            {"params": list(self.projector.parameters()), "lr": config.projector_lr},
-        ]
-        optimiser = torch.optim.AdamW(groups, weight_decay=0.0, betas=(0.9, 0.99))
-        self.optimisers: Mapping[str, Optimizer] = {"answers": optimiser}
-        self._photos = [n for n in range(train.count) if train.picture(n).layout == "photo"]
-
-    def batches(self, start: int) -> Iterator[tuple[int, list[int]]]:
-        step, c = start, self.config
-        while True:
-            rng = np.random.default_rng([c.seed, step])
-            early = step < c.photos_until * c.steps
-            chosen = rng.choice(self._photos if early else self.train.count, c.batch, replace=False)
-            yield step, [int(n) for n in chosen[rank() :: world_size()]]
-            step += 1
-
-    def step(self, batch: tuple[int, list[int]], step: int) -> Step:
-        number, chosen = batch
-        packed, _ = self.pack(self.train, chosen, number, captions=True)
-        logits = self.logits(self.train, chosen, packed)
-        return Step({"answers": answer_loss(logits, packed)})
-
-    def pack(
-        self, features: Features, chosen: Sequence[int], seed: int, captions: bool, kinds: Sequence[str] | None = None
-    ) -> tuple[Pack, list[list[PhotoQuestion]]]:
-        """Questions about some pictures. kinds: of each, or None for as many as training asks."""
-        asked, dialogues = [], []
-        for number in chosen:
-            picture = features.picture(number)
-            rng = np.random.default_rng([self.config.seed, seed, number])
-            questions = list({q.text: q for q in ask(picture, rng, kinds or _ASKED[picture.layout])}.values())
-            dialogue = [(q.text, q.answer) for q in questions]
-            asked.append(questions)
-            dialogues.append([*dialogue, (DESCRIBE, caption(picture))] if captions else dialogue)
-        return pack(self.texts, dialogues), asked
-
-    def logits(self, features: Features, chosen: Sequence[int], packed: Pack) -> Tensor:
-        image = pool(self.projector(features.get(list(chosen))), self.config.side)
-        return answer_logits(self.language, self.head, image, packed).float()
-
-    def validate(self) -> Validation:
-        """Share of questions answered rightly, each token the likeliest behind the true ones before it, by kind."""
-        numbers = range(self.held_out.count)
-        own = [self._judge(number) for number in numbers[rank() :: world_size()]]
-        right: dict[str, list[bool]] = defaultdict(list)
-        for found in gather_in_turn(own):
-            for kind, good in found:
-                right[kind].append(good)
-        shares = {kind: float(np.mean(right[kind])) for kind in KINDS if right[kind]}
-        every = float(np.mean([good for goods in right.values() for good in goods]))
-        return Validation(every, {**shares, "all": every})
-
-    def _judge(self, number: int) -> list[tuple[str, bool]]:
-        """One held-out picture: kinds of its questions, and whether the answer is right."""
-        packed, asked = self.pack(self.held_out, [number], 0, captions=False, kinds=KINDS)
-        there = packed.targets >= 0
-        wrong = torch.zeros(packed.targets.shape, dtype=torch.bool)
-        wrong[there] = self.logits(self.held_out, [number], packed).argmax(-1) != packed.targets[there]
-        return [(q.kind, not bool(wrong[packed.segment == index].any())) for index, q in enumerate(asked[0])]
-
-    def facts(self) -> dict[str, Any]:
-        return {"stage": "questions", **asdict(self.config), "pictures": self.train.count}
-
-    def export(self, path: Path) -> None:
-        save_tensors(path, trained_tensors(self.projector, self.language, self.config), {"format": "pt"})
+    stages = config.stages()
+    model, processor = build_smol_llava()
+    start = first_alone(partial(_start, config, folder, model, processor.tokenizer, tell, tick))
+    model.model.vision_tower = torch.nn.Identity()  # its work is done
+    train, held_out = (
+        Features(folder / "features", split, config.seed, count)
+        for split, count in (("train", config.pictures), ("val", config.judge))
+    )
+    language = model.model.language_model.to(torch.bfloat16)
+    language.config._attn_implementation = "eager"  # a third quicker than SDPA with such a mask, on a CPU
+    before: QuestionTask | None = None
+    for name, settings in stages.items():
+        place = folder / name
+        task = QuestionTask(settings, model, processor.tokenizer, train, held_out, before)
+        if before is None:
+            task.load_projector(read_tensors(start)[0])
+        fitting = FitConfig(
+            steps=settings.steps, warmup=min(20, settings.steps), validate_every=config.every,
+            checkpoint_every=config.checkpoint_every, seed=config.seed, device="cpu",
+        )  # fmt: skip
+        tell(f"{name}: {settings.steps} steps")
+        begun = bool(checkpoints_in(place / "checkpoints"))
+        fit(task, fitting, place, resume=resume and begun, tell=tell, tick=partial(tick, name))
+        before = task
+    assert before is not None
+    if rank() == 0:
+        before.export(folder / TRAINED)
+    wait()
+    return folder / TRAINED
 
 
-def answer_loss(logits: Tensor, packed: Pack) -> Tensor:
-    """Mean cross entropy of the answers' tokens, their ends counted little."""
-    asked = packed.targets >= 0
-    weight = torch.where(packed.ends[asked], _END, 1.0)
-    return (F.cross_entropy(logits, packed.targets[asked], reduction="none") * weight).sum() / weight.sum()
-
-
-def add_lora(language: Any, rank: int, alpha: int, seed: int) -> Any:
-    """PEFT's LoRA on every linear layer of the language model, in float32; the rest frozen."""
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ModuleNotFoundError:
-        raise MissingMaterialError('training SmolLaVA needs the package peft: pip install "tokensieve[smol]"') from None
-    language.requires_grad_(False)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(LORA_LINEARS))
-        language = inject_adapter_in_model(config, language)
-    for name, parameter in language.named_parameters():
-        if "lora_" in name:
-            parameter.data = parameter.data.float()
-    return language
-
-
-def trained_tensors(projector: nn.Module, language: Any, config: QuestionConfig) -> dict[str, Tensor]:
-    """What ships, float16: projector.NAME, and lora.MODULE.A and .B, whose product is added to a weight."""
-    found = {f"projector.{name}": x for name, x in projector.state_dict().items()}
-    for name, x in language.named_parameters():
-        if ".lora_A." in name:
-            found[f"lora.{name.split('.lora_A.')[0]}.A"] = x
-        elif ".lora_B." in name:
-            found[f"lora.{name.split('.lora_B.')[0]}.B"] = x * (config.alpha / config.rank)
-    return {name: x.detach().to(torch.float16).cpu().contiguous() for name, x in found.items()}
+def _start(
+    config: SmolConfig, folder: Path, model: Any, tokenizer: Any, tell: Callable[[str], None], tick: Tick
+) -> Path:
+    """Features and the projector's start, unless they are there."""
+    tower, place = model.model.vision_tower, folder / "features"
+    held_out = cached_features(place, "val", config.seed, config.judge, tower)
+    train = cached_features(place, "train", config.seed, config.pictures, tower, partial(tick, "features"))
+    path = folder / START
+    if not path.is_file():
+        projector, words = model.model.multi_modal_projector, PatchWords(
+            model.model.language_model.embed_tokens.weight.detach(), tokenizer
+        )  # fmt: skip
+        solve_projector(projector, words, train, config.regression, config.seed, tick=partial(tick, "regression"))
+        tell(f"regression: {100 * things_right(projector, words, held_out):.1f} % of held-out things named")
+        save_tensors(path, {f"projector.{name}": x for name, x in projector.state_dict().items()}, {"format": "pt"})
+    return path
