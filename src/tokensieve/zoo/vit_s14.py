@@ -198,7 +198,7 @@ def vit_s14_dinov2(size: int = 224) -> nn.Module:
     state = {
         "embeddings.cls_token": w["cls"],
         "embeddings.position_embeddings": _positions(size),
-        "embeddings.mask_token": torch.zeros_like(model.embeddings.mask_token),
+        "embeddings.mask_token": torch.zeros(1, WIDTH),
         "embeddings.patch_embeddings.projection.weight": w["patch.weight"],
         "embeddings.patch_embeddings.projection.bias": w["patch.bias"],
         "layernorm.weight": w["norm.weight"],

@@ -41,7 +41,7 @@ def build_smol_llava() -> tuple[Any, Any]:
         language, tokenizer = load_smollm2()
         tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
         language.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-    tower = vit_s14_dinov2(SIDE)
+    tower: Any = vit_s14_dinov2(SIDE)
     text = language.config
     text.quantization_config = None  # its weights are floats by now
     config = LlavaConfig(
