@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 DEMO := $(VENV)/.ready-demo
 STAMP := $(VENV)/.ready
+UI := $(VENV)/.ready-ui
 
-.PHONY: setup setup-smol chromium run test quick quality style bench clean
+.PHONY: setup setup-smol chromium run ui docs test quick quality style bench clean
 
 setup: $(STAMP)
 
@@ -34,6 +35,18 @@ chromium:
 
 run: $(DEMO)
 	$(BIN)/tokensieve demo -o runs/demo
+
+# the playground, on http://127.0.0.1:7860
+ui: $(UI)
+	$(BIN)/tokensieve ui
+
+$(UI): $(DEMO)
+	$(PIP) -e ".[ui]"
+	touch $@
+
+# the documentation as a site; a warning is an error
+docs: setup
+	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
 
 test: quality
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2

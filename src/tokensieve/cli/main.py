@@ -29,6 +29,7 @@ COMMANDS = {
     "search": "search methods, budgets and options by accuracy and MACs: the best, or the Pareto front, as YAML",
     "sweep": "run methods x budgets x models x datasets, the untouched model always among them",
     "train": "train the parts that can be learned (align, reid, select, vlm, vlm-base)",
+    "ui": "a page in the browser to try methods on photos and questions, and to look at results",
     "view": "draw what a method keeps of a photo: kept patches, and scores as a heat map",
 }
 
@@ -37,6 +38,7 @@ EXTRAS = {
     "accelerate": "train",
     "braceexpand": "eval",
     "clip_benchmark": "eval",
+    "gradio": "ui",
     "jinja2": "eval",
     "markupsafe": "eval",
     "onnx": "onnx",
