@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 EPILOG = """examples:
   tokensieve ui
@@ -42,7 +43,7 @@ def run(args: Namespace) -> int:
     return 0
 
 
-def pages_of(args: Namespace) -> object:
+def pages_of(args: Namespace) -> Any:
     """What the flags ask for, loaded."""
     import importlib.util
 
@@ -55,9 +56,12 @@ def pages_of(args: Namespace) -> object:
         samples = sample_photos()
     except MissingMaterialError:
         samples = []  # the page says to drop a photo
-    asking = reid = None
+    asking: Any = None
+    reid: Any = None
     if importlib.util.find_spec("transformers") is not None:
-        from tokensieve.tasks.playground.vlm import load_asking as asking
+        from tokensieve.tasks.playground.vlm import load_asking
+
+        asking = load_asking
     if args.reid is not None:
         from tokensieve.tasks.playground.records import reid_queries
 

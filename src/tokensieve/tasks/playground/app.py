@@ -175,7 +175,7 @@ def _photo_tab(pages: Pages) -> None:
 
 def _column(name: str) -> list[Any]:
     with gr.Column(min_width=300):
-        options = {"interactive": False, "buttons": ["download", "fullscreen"]}
+        options: Any = {"interactive": False, "buttons": ["download", "fullscreen"]}
         kept = gr.Image(label="Kept patches", elem_id=f"ts-{name}-kept", **options)
         facts = gr.HTML(elem_id=f"ts-{name}-facts")
         with gr.Accordion("Scores at the first cut", open=False):
