@@ -59,7 +59,8 @@ class Asking:
                 after, ms = self._generate(inputs)
                 kept, grid = dict(handle.kept), handle.grid
                 tokens, full = float(handle.stats.vision_tokens_average), int(handle.patches)
-                saved = float(handle.cost().saved)
+                cost: Any = handle.cost()  # a language model's: its MACs are the prompt's
+                saved = float(cost.saved)
         shown = photo.convert("RGB").resize((grid[1] * 28, grid[0] * 28), Image.Resampling.LANCZOS)
         pictures = [(_label(cut, int((index[0] >= 0).sum())), _picture(shown, grid, index[0].tolist()))
                     for cut, index in sorted(kept.items())]  # fmt: skip
