@@ -66,7 +66,7 @@ _NUMBERS = {
     "workers": (
         ("eval {clip}", "--num_workers"),
         ("extract clip {photos} -o {out}/f", "--num_workers"),
-        ("eval reid --checkpoint {reid}", "--workers"),
+        ("eval reid --checkpoint {reid}", "--num_workers"),
     ),
 }
 _VALUES = {

@@ -14,6 +14,7 @@ from tokensieve.core.budget import parse_keep
 from tokensieve.errors import BudgetError, OptionError, UnknownNameError, nearest
 
 __all__ = [
+    "Blocks",
     "Parser",
     "add_budget_flags",
     "blocks",
@@ -165,6 +166,13 @@ def blocks(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of blocks; give whole numbers, as in 3,6,9") from None
+
+
+class Blocks(argparse.Action):
+    """Of a flag of type `blocks` that takes several words: --at 3,6,9 and --at 3 6 9 are the same list."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        setattr(namespace, self.dest, [block for part in values for block in part])
 
 
 def option_pairs(pairs: Sequence[str]) -> dict[str, Any]:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Sequence
 from typing import Any
 
 from tokensieve.core.budget import SCHEDULES
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.tasks.arguments import Parser, budget, check_budget, keep_number, option_pairs, take_pairs
+from tokensieve.tasks.arguments import (
+    Blocks,
+    Parser,
+    blocks,
+    budget,
+    check_budget,
+    keep_number,
+    option_pairs,
+    take_pairs,
+)
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 from tokensieve.tasks.config_file import actions_of, hint, read_table, table_words
 
@@ -46,7 +55,9 @@ def add_reduction_flags(parser: ArgumentParser) -> None:
     """How tokens leave, beside the method and its budget."""
     add = parser.add_argument
     add("--schedule", metavar="NAME", help=f"how the removal is spread: {', '.join(SCHEDULES)} (default: the method's)")
-    add("--prune_layer", nargs="+", type=int, metavar="L", help="blocks where tokens leave (default: the method's)")
+    where: dict[str, Any] = {"dest": "prune_layer", "nargs": "+", "type": blocks, "action": Blocks}
+    add("--at", **where, metavar="L", help="blocks where tokens leave, as 3,6,9 (default: the method's)")
+    add("--prune_layer", **where, help=SUPPRESS)  # the founding scripts' name
     add("--mode", help=f"{', '.join(MODES)} (default: prune)")
     add(
         "--fuse_weight", type=float, metavar="W", help="with --mode fuse: weight of the selected patches (default: 0.2)"

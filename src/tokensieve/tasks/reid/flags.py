@@ -6,6 +6,7 @@ not count. Several checkpoints of other seeds give mean and deviation.
 
 from __future__ import annotations
 
+import argparse
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
@@ -64,7 +65,9 @@ def eval_parser() -> Parser:
     add("--lists", type=int, default=6, metavar="N", help="ranked lists for the report, worst to best (default: 6)")
     add("--export", type=Path, metavar="FILE", help="write the features, .npz or .safetensors")
     add("--batch_size", type=int, default=64, metavar="B", help="(default: 64)")
-    add("--workers", type=int, default=0, metavar="N", help="processes that read images (default: 0, none beside this)")
+    add("--num_workers", dest="workers", type=int, default=0, metavar="N",
+        help="processes that read images (default: 0, none beside this)")  # fmt: skip
+    add("--workers", dest="workers", type=int, default=0, help=argparse.SUPPRESS)  # its name in 0.1
     add("-o", "--output", type=Path, metavar="FILE", help="the result, for `tokensieve report` (default: only shown)")
     return parser
 
