@@ -180,6 +180,8 @@ def _check_request(mode: str, schedule: str | None, fuse_weight: float, text: ob
         raise OptionError(f"fuse_weight={fuse_weight!r}: a share in [0, 1]")
     if text is not None and not isinstance(text, Tensor):
         raise OptionError(f"text takes features (T, E) of a text tower, not {type(text).__name__}")
+    if isinstance(text, Tensor) and not text.is_meta and not bool(text.isfinite().all()):
+        raise OptionError("text has NaN or infinite features")
 
 
 def _half(depth: int) -> int:
