@@ -119,7 +119,7 @@ def test_help_shows_both_sets(capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
             main([name, "--help"])
         text = capsys.readouterr().out
-        assert all(flag in text for flag in ("--keep", "--prune_layer", "--speed_batches", "--dataset", "--fewshot_lr"))
+        assert all(flag in text for flag in ("--keep", "--at", "--speed_batches", "--dataset", "--fewshot_lr"))
     assert "--methods" in text
 
 
