@@ -12,6 +12,7 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from tokensieve.core.budget import SCHEDULES
+from tokensieve.engines.names import ENGINES
 from tokensieve.records import Record, check_writable, write_record
 from tokensieve.tasks.arguments import keep_number
 from tokensieve.tasks.bench.config import METHODS, MODELS, PARTS, BenchConfig, quick
@@ -20,6 +21,7 @@ EPILOG = """examples:
   tokensieve bench --quick                                  about a minute, the real ViT-S/14
   tokensieve bench -o runs/bench.json                       three models; 20 minutes on two cores
   tokensieve bench --models ViT-B-32 --batch 32 --keep 0.4  any open_clip model, random weights
+  tokensieve bench --engine onnxruntime --threads 2         the same in ONNX Runtime; --quantize int8 in 8 bits
   tokensieve bench --speed --share --memory -o all.json     everything in one record
   tokensieve bench --vlm --rounds 15 -o runs/vlm.json       a LLaVA of 576 + 64 tokens: prefill, decoding, cache"""
 
@@ -36,7 +38,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)} (default: each method's own)")
     add("--rounds", type=int, metavar="R", help="each runs every candidate once; under 6 nothing is sure (default: 11)")
     add("--device", metavar="NAME", help="cpu, cuda, cuda:1 (default: cpu)")
-    add("--threads", type=int, metavar="T", help="threads of torch on CPU (default: as torch has it)")
+    add("--threads", type=int, metavar="T", help="threads on CPU (default: as many as the engine takes)")
+    add("--engine", metavar="NAME", help=f"{', '.join(ENGINES)}: models and baseline alike (default: torch)")
+    add("--quantize", metavar="KIND", help="int8, on the engines onnxruntime and openvino (default: float32)")
     add("--seed", type=int, metavar="S", help="of random weights and images (default: 0)")
     add("--speed", action="store_true", help="measure speed; the default where no part is named")
     add("--share", action="store_true",
@@ -73,6 +77,8 @@ def _config(args: Namespace) -> BenchConfig:
         "rounds": args.rounds,
         "device": args.device,
         "threads": args.threads,
+        "engine": args.engine,
+        "quantize": args.quantize,
         "seed": args.seed,
         "parts": tuple(part for part in PARTS if getattr(args, part)) or None,
     }

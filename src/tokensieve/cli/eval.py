@@ -38,10 +38,12 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError("--strict is for --stream: without it, a sample that cannot be read is always an error")
 
     from tokensieve.report.results import read_eval
+    from tokensieve.tasks.clip.engine import refuse_amp
     from tokensieve.tasks.clip.load import Loader
     from tokensieve.tasks.clip.run import plan, run_job
     from tokensieve.tasks.clip.upstream import expand
 
+    refuse_amp(config, base.amp)
     jobs = plan([config], expand(base), own.speed_batches, ["tokensieve", "eval", *argv])
     loader, results = Loader(), []
     for job in jobs:

@@ -12,15 +12,17 @@ import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from tokensieve.errors import DataError, OptionError
+from tokensieve.engines.names import ENDINGS
+from tokensieve.errors import DataError, MissingMaterialError, OptionError
 from tokensieve.records import cores
 from tokensieve.tasks.arguments import budget, keep_number, take_pairs
-from tokensieve.tasks.clip.flags import add_reduction_flags, add_seed_flags, sieve_config
+from tokensieve.tasks.clip.flags import add_engine_flags, add_reduction_flags, add_seed_flags, sieve_config
 
 EPILOG = """examples:
   tokensieve extract clip photos/ -o features/                          the default model, untouched
   tokensieve extract clip "shards/{000000..000099}.tar" --model ViT-B-16 --pretrained FILE --method sieve --keep 0.4 \\
       -o features/ --merge features.npy
+  tokensieve extract clip photos/ --engine vit.onnx -o features/        a file of `tokensieve export`
   torchrun --nproc_per_node 4 -m tokensieve.cli extract clip shards/ -o features/
 
 In Python: `tokensieve.tasks.clip.extract.load_features(Path("features"))`."""
@@ -38,6 +40,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--keep", type=budget, metavar="K", help="patches that remain: a count, a ratio, or a list as 0.7,0.5")
     add("--keep_average", type=keep_number, metavar="K", help="instead: patches that remain on average over the blocks")
     add_reduction_flags(parser)
+    add_engine_flags(parser, file=True)
     add_seed_flags(parser)
     add("--normalize", action="store_true", help="features of length 1")
     add("--dtype", default="float32", metavar="TYPE", help="of the files: float32 or float16 (default: float32)")
@@ -47,6 +50,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--strict", action="store_true", help="a sample that cannot be read ends the run (default: it is counted)")
     add("--merge", type=Path, metavar="FILE.npy",
         help="afterwards, all features in one array, their keys beside it in FILE.keys.jsonl")  # fmt: skip
+
+
+def _engine_file(args: Namespace) -> Path | None:
+    """The file of --engine, which takes the place of model and method; None where it names an engine."""
+    path = Path(args.engine)
+    if path.suffix not in ENDINGS:
+        return None
+    args.engine = "torch"  # so that no other is asked for
+    for name in ("model", "pretrained", "method", "keep", "keep_average", "quantize", "schedule", "mode"):
+        if getattr(args, name) is not None:
+            raise OptionError(f"--{name} and --engine {path} contradict each other: the file has its model and method")
+    if args.amp:
+        raise OptionError(f"--amp and --engine {path} contradict each other: the file has its precision")
+    if not path.is_file():
+        raise MissingMaterialError(f"--engine {path}: there is no such file")
+    return path
 
 
 def run(args: Namespace) -> int:
@@ -66,10 +85,12 @@ def run(args: Namespace) -> int:
     args.method_option = [*args.method_option, *pairs, *adapter]
     if not data:
         raise OptionError("no data is named: give .tar files, a pattern or a folder")
+    file = _engine_file(args)
     config = ExtractConfig(
         model=args.model or DEFAULT_MODEL, pretrained=args.pretrained or DEFAULT_PRETRAINED,
         reduction=sieve_config(args), normalize=args.normalize, dtype=args.dtype, amp=args.amp,
         batch_size=args.batch_size, workers=min(4, cores()) if args.num_workers is None else args.num_workers,
+        engine_file=file,
     )  # fmt: skip
     shards = find_shards(data)
     console = Console(stderr=True)

@@ -27,8 +27,12 @@ EPILOG = """examples:
   tokensieve view dog.jpg
   tokensieve view dog.jpg --method sieve --keep 0.25 --blocks 2,6,10 -o dog-sieve.png
   tokensieve view dog.jpg --method sieve --compare 0.7 0.4 0.2        three budgets, with the speed-up of each
+  tokensieve view dog.jpg --engine vit.onnx -o dog-file.png
   tokensieve view dog.jpg --method anchor --at 5 k=8 m=24 -o dog-anchor.png
   tokensieve view dog.jpg --model ViT-B-32 --pretrained vit_b_32.pt --method evit --keep 20"""
+
+
+_DEFAULTS = {"method": "anchor"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -42,6 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--mode", choices=("prune", "analyse"), default="prune", help="analyse: every block scores the whole photo")
     add("--model", default="vit-s14", metavar="NAME", help="vit-s14, or a model of open_clip (default: vit-s14)")
     add("--pretrained", metavar="FILE", help="the checkpoint of an open_clip model")
+    add("--engine", metavar="FILE", help="instead of model and method: a file of `tokensieve export --with_kept`")
     add("--blocks", type=blocks, metavar="BLOCKS", help="show these, such as 2,6,10 (default: the last of --at)")
     add("--compare", nargs="+", type=keep_number, metavar="K",
         help="these budgets side by side, each with its measured speed-up over the untouched model")  # fmt: skip
@@ -53,6 +58,8 @@ def run(args: Namespace) -> int:
         raise OptionError(f"-o {args.output}: give a name that ends in .png")
     options = option_pairs(args.options)
     check_writable(args.output)
+    if args.engine is not None:
+        return _run_file(args)
     from tokensieve.report.pictures import png_bytes, read_photo, sheet
     from tokensieve.tasks.viewer import Request, load_viewer
 
@@ -90,6 +97,23 @@ def _compare(args: Namespace, photo: Image.Image, request: Request, viewer: View
         print(f"keep {keep}: {one.selection.count} patches, {one.speedup:.2f}x as fast, MAC ratio {one.mac_ratio:.2f}")
     write_whole(args.output, png_bytes(sheet([panels], f"{args.method}  \u00b7  {args.model}")))
     print(f"{args.output}: speed-ups of batches of 8 on this machine, against the untouched model in the same run")
+    return 0
+
+
+def _run_file(args: Namespace) -> int:
+    """The same of an exported file."""
+    given = ("method", "keep", "keep_average", "at", "schedule", "pretrained", "blocks", "compare")
+    if said := [f"--{name}" for name in given if getattr(args, name) not in (None, _DEFAULTS.get(name))] + args.options:
+        raise OptionError(f"{said[0]} and --engine contradict each other: the file has its model and method")
+    from tokensieve.report.pictures import png_bytes, read_photo, sheet
+    from tokensieve.tasks.viewer import FileViewer
+
+    photo = read_photo(args.image)
+    viewer = FileViewer(args.engine)
+    found = viewer.look(photo)
+    title = f"{viewer.label}  \u00b7  {viewer.engine.about.model}  \u00b7  {Path(args.image).name}"
+    write_whole(args.output, png_bytes(sheet(_rows(viewer.shown(photo), [found]), title)))
+    print(f"{args.output}: {viewer.label}, {found.count} patches at the end")
     return 0
 
 

@@ -11,13 +11,10 @@ import torch
 from torch import Tensor
 
 from tokensieve.engines.about import About
-from tokensieve.errors import MissingMaterialError, OptionError, UnknownNameError, nearest
+from tokensieve.engines.parity import Parity
+from tokensieve.errors import MissingMaterialError, OptionError
 
-__all__ = ["ENDINGS", "ENGINES", "QUANTIZE", "Engine", "check_engine", "need"]
-
-ENGINES = ("torch", "compile", "onnxruntime", "openvino")
-ENDINGS = {".onnx": "onnxruntime", ".xml": "openvino", ".pt2": "torch"}
-QUANTIZE = ("int8", "int8-static")  # weights int8, activations by their range in each batch or by calibration
+__all__ = ["Engine", "need"]
 
 
 class Engine(ABC):
@@ -30,6 +27,7 @@ class Engine(ABC):
 
     def __init__(self, about: About, path: Path | None, threads: int | None) -> None:
         self.about, self.path, self.threads = about, path, threads
+        self.parity: Parity | None = None  # to the model in torch, where it was just exported
 
     def __call__(self, images: Tensor) -> Any:
         """(B, 3, H, W) -> features (B, E); a pair with the kept indices (B, K) if the file was exported with them."""
@@ -59,18 +57,6 @@ class Engine(ABC):
             )
         if images.dtype != torch.float32:
             raise OptionError(f"images of {images.dtype}: this model takes float32")
-
-
-def check_engine(name: str, quantize: str | None, threads: int | None) -> None:
-    """Raise where there is no such engine, or it cannot quantise."""
-    if name not in ENGINES:
-        raise UnknownNameError(f"unknown engine {name!r}.{nearest(name, ENGINES)}")
-    if quantize is not None and quantize not in QUANTIZE:
-        raise UnknownNameError(f"unknown quantize {quantize!r}.{nearest(quantize, QUANTIZE)}")
-    if quantize is not None and name in ("torch", "compile"):
-        raise OptionError(f"quantize={quantize}: for the engines onnxruntime and openvino, not for {name}")
-    if threads is not None and threads < 1:
-        raise OptionError(f"threads={threads}: at least 1")
 
 
 def need(package: str, extra: str) -> Any:

@@ -16,18 +16,20 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.engines.about import About, describe
-from tokensieve.engines.base import ENDINGS, Engine, check_engine
+from tokensieve.engines.base import Engine
 from tokensieve.engines.feature import Feature, capture, image_size
 from tokensieve.engines.load import load_engine
+from tokensieve.engines.names import ENDINGS, check_engine
 from tokensieve.engines.onnx_engine import save_model, write_onnx
 from tokensieve.engines.openvino_engine import read_onnx, write_openvino
 from tokensieve.engines.parity import TOLERANCE, Parity, compare
-from tokensieve.engines.photos import image_files, real_images
+from tokensieve.engines.photos import real_images
 from tokensieve.engines.preprocess import Preprocess, find_preprocess
 from tokensieve.engines.quantize import quantize as quantized
 from tokensieve.engines.torch_engine import CompiledEngine, TorchEngine, save_program
 from tokensieve.errors import DataError, OptionError, UnsupportedModelError
 from tokensieve.records import check_writable
+from tokensieve.utils.images import image_files
 
 __all__ = ["export", "make_engine", "parity_of"]
 
@@ -72,15 +74,11 @@ def export(
     with _evaluating(feature), _beside(path) as draft:
         _write(feature, about, photos, draft, engine, threads)
         ready = load_engine(draft, threads)
-        found = parity_of(feature, ready, photos)
-        if quantize is None and found.difference > tolerance:
-            raise UnsupportedModelError(
-                f"{path.name} would differ from torch by {found.difference:.2g} of the largest feature (allowed: "
-                f"{tolerance:g}; lowest cosine {found.cosine:.6f}): nothing was written. If only near ties between "
-                f"patches are decided otherwise, a larger tolerance lets it pass"
-            )
+        found = _checked(feature, ready, photos, tolerance, "nothing was written")
         del ready  # before its file is renamed
-    return load_engine(path, threads)
+    engine_of_file = load_engine(path, threads)
+    engine_of_file.parity = found
+    return engine_of_file
 
 
 def make_engine(
@@ -99,16 +97,18 @@ def make_engine(
     check_engine(engine, quantize, threads)
     if quantize == "int8-static" and calibrate is None:
         raise OptionError("quantize='int8-static' needs calibrate=: a folder of photos")
-    feature, about, photos = _prepare(model, with_kept, preprocess, size, name, quantize, calibrate)
-    if engine == "torch":
-        return TorchEngine(feature, about, None, threads)
-    if engine == "compile":
-        return CompiledEngine(feature, about, threads)
-    ending = next(ending for ending, its in ENDINGS.items() if its == engine)
-    with _evaluating(feature), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        draft = Path(folder, f"model{ending}")
-        _write(feature, about, photos, draft, engine, threads)
-        ready = load_engine(draft, threads)
+    with torch.inference_mode(False):  # tensors of inference mode cannot be traced
+        feature, about, photos = _prepare(model, with_kept, preprocess, size, name, quantize, calibrate)
+        if engine == "torch":
+            return TorchEngine(feature, about, None, threads)
+        if engine == "compile":
+            return CompiledEngine(feature, about, threads)
+        ending = next(ending for ending, its in ENDINGS.items() if its == engine)
+        with _evaluating(feature), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+            draft = Path(folder, f"model{ending}")
+            _write(feature, about, photos, draft, engine, threads)
+            ready = load_engine(draft, threads)
+            ready.parity = _checked(feature, ready, photos, TOLERANCE, "it is not run there")
     ready.path = None
     return ready
 
@@ -118,6 +118,18 @@ def parity_of(module: Feature | Engine, engine: Engine, photos: Tensor) -> Parit
     """The features of an engine against those of a module, both run on the photos (P, 3, H, W) as one batch."""
     wanted = module.run(photos)[0] if isinstance(module, Engine) else module(photos)[0]
     return compare(wanted, engine.run(photos)[0])
+
+
+def _checked(feature: Feature, engine: Engine, photos: Tensor, tolerance: float, so: str) -> Parity:
+    """The parity of an engine; a float one beyond `tolerance` is refused."""
+    found = parity_of(feature, engine, photos)
+    if engine.about.quantize is None and found.difference > tolerance:
+        what = " with ".join(word for word in (engine.about.model, engine.about.method) if word)
+        raise UnsupportedModelError(
+            f"{what} differs on {engine.name} from torch by {found.difference:.2g} of the largest feature (allowed: "
+            f"{tolerance:g}; lowest cosine {found.cosine:.6f}): {so}"
+        )
+    return found
 
 
 def _prepare(

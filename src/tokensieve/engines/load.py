@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tokensieve.engines.base import ENDINGS, Engine, check_engine
+from tokensieve.engines.base import Engine
+from tokensieve.engines.names import ENDINGS, check_engine
 from tokensieve.engines.onnx_engine import load_onnx
 from tokensieve.engines.openvino_engine import load_openvino
 from tokensieve.engines.torch_engine import load_program

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -38,14 +40,19 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: About) 
     need("onnx", "onnx")
     need("onnxscript", "onnx")
     names = ["features", "kept"][: 1 + about.kept]
+    log = logging.getLogger("onnxscript")
+    level = log.level
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            log.setLevel(logging.ERROR)
             found = torch.onnx.export(
                 program, (), dynamo=True, verbose=False, optimize=True, input_names=["images"], output_names=names
             )
     except Exception as error:  # an operator that ONNX has no word for
         raise UnsupportedModelError(f"{about.model} cannot be written as ONNX: {one_line(error)}") from error
+    finally:
+        log.setLevel(level)
     assert found is not None
     _tidy(found.model, about)
     found.save(str(path), external_data=_bytes(program) >= LIMIT, keep_initializers_as_inputs=False)
@@ -53,7 +60,10 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: About) 
 
 def _tidy(model: Any, about: About) -> None:
     """Metadata of ours, and none of the exporter's notes on every node, which hold paths of this machine."""
-    for node in model.graph.all_nodes():
+    for index, node in enumerate(model.graph.all_nodes()):
+        scopes = re.findall(r"'([^']+)'", node.metadata_props.get("pkg.torch.onnx.name_scopes", ""))
+        place = next((scope for scope in reversed(scopes) if scope.startswith("encoder.")), "encoder")
+        node.name = f"{place.removeprefix('encoder.')}/{node.op_type}_{index}"  # where in the model it comes from
         node.metadata_props.clear()
         node.doc_string = None
     for value in (*model.graph.initializers.values(), *model.graph.inputs, *model.graph.outputs):

@@ -1,4 +1,4 @@
-"""Photographs to compare and calibrate with: files of a folder, and those that come with the package."""
+"""Photographs to compare and calibrate with that come with the package."""
 
 from __future__ import annotations
 
@@ -11,19 +11,9 @@ import torch
 from torch import Tensor
 
 from tokensieve.engines.preprocess import Preprocess
-from tokensieve.errors import DataError, MissingMaterialError
+from tokensieve.errors import MissingMaterialError
 
-__all__ = ["image_files", "real_images"]
-
-_ENDINGS = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"}
-
-
-def image_files(folder: Path) -> list[Path]:
-    """The image files in a folder, by name; an empty folder is an error."""
-    found = sorted(file for file in folder.iterdir() if file.suffix.lower() in _ENDINGS)
-    if not found:
-        raise DataError(f"no image in folder {folder}")
-    return found
+__all__ = ["real_images"]
 
 
 def real_images(size: tuple[int, int], preprocess: Preprocess | None, count: int = 8) -> Tensor:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from tokensieve.errors import OptionError, UnsupportedModelError, nearest
+from tokensieve.errors import MissingMaterialError, OptionError, UnsupportedModelError, nearest
 from tokensieve.utils.torchvision import declare_missing_schemas
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class Preprocess:
     """PIL image -> (3, H, W) float32.
 
     size: H and W of the result. resize: the shorter side before the crop, None for "squash", which resizes straight to
-    `size`. mean, std: of values in [0, 1].
+    `size`. mean, std: of values in [0, 1]. tensor: whether a tensor is resized and not a PIL image, whose roundings
+    differ.
     """
 
     size: tuple[int, int]
@@ -39,6 +40,7 @@ class Preprocess:
     std: tuple[float, ...]
     interpolation: str = "bicubic"
     resize: int | None = None
+    tensor: bool = False
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -50,14 +52,21 @@ class Preprocess:
 
     def __call__(self, image: Image.Image) -> Tensor:
         """(3, H, W), normalised."""
-        declare_missing_schemas()
-        from torchvision.transforms import v2
+        try:
+            declare_missing_schemas()
+            from torchvision.transforms import v2
+        except ModuleNotFoundError:
+            raise MissingMaterialError('preparing photos needs torchvision: pip install "tokensieve[eval]"') from None
 
         mode = v2.InterpolationMode(self.interpolation)
         size = list(self.size) if self.resize is None else self.resize
-        image = v2.functional.resize(image.convert("RGB"), size, interpolation=mode, antialias=True)
-        image = v2.functional.center_crop(image, list(self.size))
-        pixels = v2.functional.to_dtype(v2.functional.pil_to_tensor(image), torch.float32, scale=True)
+        photo: Any = image.convert("RGB")
+        if self.tensor:
+            photo = v2.functional.pil_to_tensor(photo)
+        photo = v2.functional.resize(photo, size, interpolation=mode, antialias=True)
+        photo = v2.functional.center_crop(photo, list(self.size))
+        pixels = photo if self.tensor else v2.functional.pil_to_tensor(photo)
+        pixels = v2.functional.to_dtype(pixels, torch.float32, scale=True)
         return v2.functional.normalize(pixels, list(self.mean), list(self.std))
 
     def plain(self) -> dict[str, Any]:
@@ -108,24 +117,24 @@ def _of_transform(transform: Any) -> Preprocess:
     crop = steps.get("CenterCrop")
     size = _two(resize.size)
     short = isinstance(resize.size, int) or len(resize.size) == 1
-    found = Preprocess(
-        size=_two(crop.size) if crop is not None else size,
-        mean=tuple(float(v) for v in normalise.mean), std=tuple(float(v) for v in normalise.std),
-        interpolation=str(resize.interpolation.value), resize=size[0] if short else None,
-    )  # fmt: skip
-    _check_same(transform, found)
-    return found
+    for tensor in (False, True):
+        found = Preprocess(
+            size=_two(crop.size) if crop is not None else size, mean=tuple(float(v) for v in normalise.mean),
+            std=tuple(float(v) for v in normalise.std), interpolation=str(resize.interpolation.value),
+            resize=size[0] if short else None, tensor=tensor,
+        )  # fmt: skip
+        if _same(transform, found):
+            return found
+    raise UnsupportedModelError("preprocess: this transform does more than resize, crop and normalise")
 
 
-def _check_same(transform: Callable[..., Tensor], found: Preprocess) -> None:
+def _same(transform: Callable[..., Tensor], found: Preprocess) -> bool:
     import numpy as np
     from PIL import Image
 
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (*_PROBE, 3), dtype=np.uint8))
     wanted, got = transform(picture), found(picture)
-    # interpolating bytes or floats differs by a rounding
-    if wanted.shape != got.shape or float((wanted - got).abs().max()) > 1.5 / 255 / min(found.std):
-        raise UnsupportedModelError("preprocess: this transform does more than resize, crop and normalise")
+    return wanted.shape == got.shape and torch.allclose(wanted, got, atol=1e-5)
 
 
 def _two(size: int | Sequence[int]) -> tuple[int, int]:

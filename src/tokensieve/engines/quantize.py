@@ -28,7 +28,7 @@ from tokensieve.engines.openvino_engine import OpenVinoEngine, read_onnx
 
 __all__ = ["AGREE", "op_errors", "quantize"]
 
-AGREE = 0.995  # mean cosine to the float features, at which no more operations are kept in float
+AGREE = 0.99  # mean cosine to the float features, at which no more operations are kept in float
 _MOST = 16  # operations kept in float at most
 _PHOTOS = 8  # on which the errors of single operations are measured
 

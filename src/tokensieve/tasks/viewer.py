@@ -23,6 +23,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from tokensieve.core.budget import Keep
+from tokensieve.engines.load import load_engine
 from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.models.attach import Mode, attach
 from tokensieve.models.handle import Attachment
@@ -32,7 +33,17 @@ from tokensieve.tasks.bench.timing import interleave, ratio
 from tokensieve.utils.images import image_files
 from tokensieve.utils.torchvision import declare_missing_schemas
 
-__all__ = ["DEFAULT_MODEL", "Compared", "Request", "Viewer", "compare", "find_photos", "load_viewer", "sample_photos"]
+__all__ = [
+    "DEFAULT_MODEL",
+    "Compared",
+    "FileViewer",
+    "Request",
+    "Viewer",
+    "compare",
+    "find_photos",
+    "load_viewer",
+    "sample_photos",
+]
 
 DEFAULT_MODEL = "vit-s14"
 _SAMPLES = (0, 7, 17, 4)  # of twenty: one subject small, large and spread out, and several subjects
@@ -83,9 +94,7 @@ class Viewer:
 
     def shown(self, photo: Image.Image) -> Image.Image:
         """The part of the photo that the model sees, at the size it sees it."""
-        pixels = self.preprocess(photo) * torch.tensor(self.std)[:, None, None]
-        pixels = (pixels + torch.tensor(self.mean)[:, None, None]).clamp(0, 1) * 255
-        return Image.fromarray(pixels.round().byte().permute(1, 2, 0).numpy())
+        return _undone(self.preprocess(photo), self.mean, self.std)
 
     def look(self, photos: Sequence[Image.Image], request: Request) -> list[dict[int, Selection]]:
         """For each photo: block -> what is kept after it, for every block where patches leave."""
@@ -144,6 +153,39 @@ def _selection(
     mask[kept.numpy()] = True
     drawn = None if scores is None else scores[image].double().numpy().reshape(grid)
     return Selection(label, block, mask.reshape(grid), drawn)
+
+
+class FileViewer:
+    """A file of `tokensieve export`: model, method and preparation in one. It knows what remains at the end, and no
+    scores."""
+
+    def __init__(self, path: str | Path, threads: int | None = None) -> None:
+        self.engine = load_engine(path, threads)
+        about = self.engine.about
+        if not about.kept or about.grid is None:
+            raise OptionError(f"{path} does not say which patches remain: export it with --with_kept")
+        self.grid, self.block = about.grid, max(about.settings["at"])
+        budget = next(
+            (f"keep {about.settings[n]}" for n in ("keep", "keep_average") if about.settings[n] is not None), ""
+        )
+        self.label = ", ".join(part for part in (about.method, budget) if part)
+
+    def shown(self, photo: Image.Image) -> Image.Image:
+        """The part of the photo that the model sees, at the size it sees it."""
+        how = self.engine.about.preprocess
+        assert how is not None
+        return _undone(how(photo), how.mean, how.std)
+
+    def look(self, photo: Image.Image) -> Selection:
+        """What remains of one photo."""
+        _, kept = self.engine(self.engine.preprocess(photo)[None])
+        return _selection(self.label, self.block, self.grid, kept, None, 0)
+
+
+def _undone(pixels: Tensor, mean: Sequence[float], std: Sequence[float]) -> Image.Image:
+    """(3, H, W), normalised -> a picture."""
+    pixels = pixels * torch.tensor(std)[:, None, None] + torch.tensor(mean)[:, None, None]
+    return Image.fromarray((pixels.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy())
 
 
 def load_viewer(name: str = DEFAULT_MODEL, pretrained: str | None = None) -> Viewer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokensieve.core.budget import check_schedule, target_count
+from tokensieve.engines.names import check_engine
 from tokensieve.errors import OptionError
 from tokensieve.methods.registry import check_method_name
 
@@ -35,6 +36,8 @@ class BenchConfig:
     rounds: int = 11
     device: str = "cpu"
     threads: int | None = None
+    engine: str = "torch"
+    quantize: str | None = None
     seed: int = 0
     share_methods: tuple[str, ...] = SHARE_METHODS
     share_sizes: tuple[int, ...] = SHARE_SIZES
@@ -43,6 +46,11 @@ class BenchConfig:
     def __post_init__(self) -> None:
         for method in self.methods + self.share_methods + self.vlm_methods:
             check_method_name(method)
+        check_engine(self.engine, self.quantize, self.threads)
+        if self.quantize == "int8-static":
+            raise OptionError("quantize int8-static needs calibration photos: `tokensieve export` does that")
+        if self.engine != "torch" and (self.parts != ("speed",) or self.device != "cpu"):
+            raise OptionError(f"engine {self.engine}: only --speed is measured there, and on the CPU")
         if self.schedule is not None:
             check_schedule(self.schedule)
         for name, numbers in (("batch", self.batches), ("rounds", (self.rounds,)), ("threads", (self.threads,))):

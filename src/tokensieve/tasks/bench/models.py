@@ -63,10 +63,11 @@ def _openclip_config(name: str) -> dict[str, Any]:
     return config
 
 
-def images(batch: int, size: int, device: str = "cpu", seed: int = 0) -> Tensor:
-    """(batch, 3, size, size) of noise: what is in the images changes which tokens leave, not how many."""
+def images(batch: int, size: int | tuple[int, int], device: str = "cpu", seed: int = 0) -> Tensor:
+    """(batch, 3, H, W) of noise: what is in them changes which tokens leave, not how many. size: one side, or both."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, 3, size, size, generator=generator).to(device)
+    height, width = (size, size) if isinstance(size, int) else size
+    return torch.randn(batch, 3, height, width, generator=generator).to(device)
 
 
 def twin(model: nn.Module) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tokensieve.core.cost import Cost
+from tokensieve.engines.export import make_engine
 from tokensieve.errors import BudgetError
 from tokensieve.models.attach import attach
 from tokensieve.models.handle import Handle
@@ -31,12 +32,13 @@ __all__ = [
 ]
 
 STOCK, SDPA, KEEP_ALL = "stock", "sdpa", "keep-all"
+_ON_ENGINES = ("sieve", "tome", "evit")
 _SPREAD = ("anchor", "evit", "random", "sieve", "divprune")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to be timed. handle: None for the untouched model."""
+    """One thing to be timed. handle: None for the untouched model in torch, elsewhere one that says what it costs."""
 
     method: str
     keep: int | float
@@ -48,8 +50,11 @@ class Candidate:
         return f"{self.method} {self.keep}"
 
 
-def target_of(method: str, keep: int | float, batch: int) -> float | None:
+def target_of(method: str, keep: int | float, batch: int, engine: str = "torch") -> float | None:
     """What a candidate should reach: keep-all of stock's speed, the others of gained / possible. None: nothing set."""
+    if engine != "torch":
+        known = method in _ON_ENGINES and keep in (0.5, 0.25) and engine in ("onnxruntime", "openvino")
+        return (0.95 if batch >= 16 else 0.93) if known else None
     if method == KEEP_ALL:
         return 0.99
     if method == "tome":
@@ -60,13 +65,20 @@ def target_of(method: str, keep: int | float, batch: int) -> float | None:
 
 
 def candidates_of(model: nn.Module, config: BenchConfig) -> list[Candidate]:
-    """Stock, the SDPA baseline, keep-everything, and every method at every budget; all on the same weights."""
-    out = [Candidate(STOCK, 1.0, model, None)]
-    fused = twin(model)
-    out.append(Candidate(SDPA, 1.0, fused, attach_fused(fused)))
+    """Stock, the SDPA baseline, keep-everything, and every method at every budget; all on the same weights.
+
+    On other engines than torch the baseline is stock alone: SDPA and keep-everything are the same graph there.
+    """
+    methods = [(method, keep) for method in config.methods for keep in config.keep]
+    if config.engine == "torch":
+        fused = twin(model)
+        out = [Candidate(STOCK, 1.0, model, None), Candidate(SDPA, 1.0, fused, attach_fused(fused))]
+        methods = [(KEEP_ALL, 1.0), *methods]
+    else:
+        out = [Candidate(STOCK, 1.0, model, attach(twin(model), "grid", keep=1.0, mode="analyse"))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # keep-everything reduces nothing, as its name and its row say
-        for method, keep in [(KEEP_ALL, 1.0), *((m, k) for m in config.methods for k in config.keep)]:
+        for method, keep in methods:
             copy = twin(model)
             name = "random" if method == KEEP_ALL else method
             handle = attach(copy, name, keep=keep, schedule=config.schedule)
@@ -85,27 +97,36 @@ def measure_speed(config: BenchConfig, tick: Callable[[str], None]) -> list[dict
     for name in config.models:
         model, size = build_model(name, config.device, config.seed)
         candidates = candidates_of(model, config)
+        runs = {c.name: _runner(c, config) for c in candidates}
         for batch in config.batches_of(name):
             x = images(batch, size, config.device, config.seed)
-            calls = {c.name: partial(_forward, c.model, x) for c in candidates}
+            calls = {name: partial(run, x) for name, run in runs.items()}
             times = interleave(calls, config.rounds, config.device, partial(tick, f"speed: {name}, batch {batch}"))
-            rows += speed_rows(name, batch, candidates, times)
+            rows += speed_rows(name, batch, candidates, times, config.engine, config.quantize)
     return rows
 
 
-def _forward(model: nn.Module, x: Tensor) -> None:
-    model(x)
+def _runner(candidate: Candidate, config: BenchConfig) -> Callable[[Tensor], object]:
+    """What is timed: the model, or its engine."""
+    if config.engine == "torch":
+        return candidate.model
+    return make_engine(candidate.model, config.engine, quantize=config.quantize, threads=config.threads)
 
 
 def speed_rows(
-    model: str, batch: int, candidates: Sequence[Candidate], times: Mapping[str, Sequence[float]]
+    model: str,
+    batch: int,
+    candidates: Sequence[Candidate],
+    times: Mapping[str, Sequence[float]],
+    engine: str = "torch",
+    quantize: str | None = None,
 ) -> list[dict[str, Any]]:
     """A row for each candidate of one group. Every speed-up is a median of per-round ratios.
 
     The reference is the faster of stock and SDPA, by their medians; both ratios are in the row. Judged is gained /
     possible, of keep-everything the speed against stock.
     """
-    reference_cost = next(c.handle.cost() for c in candidates if c.method == SDPA and c.handle)
+    reference_cost = next(c.handle.cost() for c in candidates if c.method in (STOCK, SDPA) and c.handle)
     bases = {c.method: times[c.name] for c in candidates if c.method in (STOCK, SDPA)}
     faster = min(bases, key=lambda base: quartiles(bases[base])[1])
     rows = []
@@ -114,14 +135,15 @@ def speed_rows(
         cost = c.handle.cost() if c.handle else reference_cost
         gained = [r / cost.possible for r in ratios(bases[faster], times[c.name])]
         judged = ratios(bases[STOCK], times[c.name]) if c.method == KEEP_ALL else gained
-        target = target_of(c.method, c.keep, batch)
+        target = None if quantize else target_of(c.method, c.keep, batch, engine)
         low, mid, high = (1e3 * t for t in quartiles(times[c.name]))
         rows.append(
             {"part": "speed", "model": model, "batch": batch, "method": c.method, "keep": c.keep}
+            | {"engine": engine, "quantize": quantize}
             | _plan(c.handle, cost)
             | {"ms": mid, "ms_quartiles": [low, high], "ms_rounds": [1e3 * t for t in times[c.name]]}
             | {"images_per_second": 1e3 * batch / mid, "faster_baseline": faster, "speedup": against[faster]}
-            | {"speedup_stock": against[STOCK], "speedup_sdpa": against[SDPA]}
+            | {"speedup_stock": against[STOCK], "speedup_sdpa": against.get(SDPA)}
             | {"gained_of_possible": against[faster] / cost.possible, "gained_interval": interval(gained)}
             | judge(target, judged)
         )

@@ -60,9 +60,10 @@ def _group(table: Table, rows: list[Row], keys: tuple[str, ...], cells: Any) -> 
 
 
 def _speed(rows: list[Row]) -> Table:
+    where = " ".join(word for word in (rows[0].get("engine", "torch"), rows[0].get("quantize")) if word)
+    against = "the faster of stock and sdpa (keep-all's target: against stock)" if where == "torch" else "stock"
     table = _table(
-        "Speed, interleaved. speed-up: against the faster of stock and sdpa (keep-all's target: against stock); "
-        "gained: speed-up / possible",
+        f"Speed in {where}, interleaved. speed-up: against {against}; gained: speed-up / possible",
         ("model", "batch", "method", "keep"),
         ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]"),
     )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.core.budget import check_schedule, target_count
+from tokensieve.engines.names import check_engine
 from tokensieve.errors import OptionError, nearest
 from tokensieve.methods.registry import check_method_name, make_method
 
@@ -31,7 +32,8 @@ _PATHS = ("pretrained", "dataset_root", "annotation_file", "custom_classname_fil
 
 @dataclass(frozen=True, kw_only=True)
 class SieveConfig:
-    """How tokens are reduced in one run. method "none" is the untouched model; the rest as in `tokensieve.attach`."""
+    """How tokens are reduced in one run, and where. method "none" is the untouched model; the rest as in
+    `tokensieve.attach`, and as in `tokensieve.export`."""
 
     method: str = "none"
     mode: str = "prune"
@@ -41,8 +43,14 @@ class SieveConfig:
     at: tuple[int, ...] | None = None
     fuse_weight: float = 0.2
     options: Mapping[str, Any] = field(default_factory=dict)
+    engine: str = "torch"
+    quantize: str | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
+        check_engine(self.engine, self.quantize, self.threads)
+        if self.quantize == "int8-static":
+            raise OptionError("--quantize int8-static needs calibration photos: `tokensieve export` takes them")
         if self.mode not in MODES:
             raise OptionError(f"--mode {self.mode}: no such mode.{nearest(self.mode, MODES)}")
         if self.schedule is not None:
@@ -61,9 +69,10 @@ class SieveConfig:
     @property
     def slug(self) -> str:
         """A short readable name: what differs from the defaults."""
+        where = [] if self.engine == "torch" else [self.engine, *([self.quantize] if self.quantize else [])]
         if self.is_baseline:
-            return "none"
-        parts = [self.method]
+            return "-".join(["none", *where])
+        parts = [self.method, *where]
         parts += [] if self.keep is None else [_short(self.keep)]
         parts += [] if self.keep_average is None else [f"avg{self.keep_average}"]
         parts += [] if self.mode == "prune" else [self.mode]
@@ -75,6 +84,9 @@ class SieveConfig:
     def plain(self) -> dict[str, Any]:
         """As plain data, for the record. A trained adapter is named by what is in it too: files are written anew."""
         plain = asdict(self) | {"options": dict(self.options)}
+        for name in ("engine", "quantize", "threads"):  # only where it was asked for: older results stay found
+            if plain[name] == getattr(BASELINE, name):
+                del plain[name]
         adapter = self.options.get("adapter")
         if adapter:
             from tokensieve.methods.trained.learned import adapter_file  # brings torch, as the adapter itself will

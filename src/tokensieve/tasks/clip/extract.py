@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tokensieve.errors import DataError, MissingMaterialError, OptionError, RecordError
 from tokensieve.tasks.clip.config import SieveConfig
+from tokensieve.tasks.clip.engine import refuse_amp
 from tokensieve.tasks.clip.load import Loader, check_model
 from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.shards import Shard
@@ -38,7 +39,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16}
 class ExtractConfig:
     """model, pretrained: as open_clip names them, or the default. normalize: features of length 1. dtype: as written.
 
-    batch_size and workers change no feature.
+    engine_file: a file of `tokensieve export`, which is model and reduction at once. batch_size and workers change no
+    feature; the batch size does where activations are quantised by their range in each batch.
     """
 
     model: str
@@ -49,13 +51,16 @@ class ExtractConfig:
     amp: bool = False
     batch_size: int = 64
     workers: int = 4
+    engine_file: Path | None = None
 
     def __post_init__(self) -> None:
+        refuse_amp(self.reduction, self.amp)
         if self.dtype not in DTYPES:
             raise OptionError(f"--dtype {self.dtype}: one of {', '.join(DTYPES)}")
         if self.batch_size < 1 or self.workers < 0:
             raise OptionError(f"--batch_size {self.batch_size} is at least 1, --num_workers {self.workers} at least 0")
-        check_model(Namespace(model=self.model, pretrained=self.pretrained, model_type="open_clip"))
+        if self.engine_file is None:
+            check_model(Namespace(model=self.model, pretrained=self.pretrained, model_type="open_clip"))
 
     def settings(self) -> dict[str, Any]:
         """What changes the features."""
@@ -65,7 +70,13 @@ class ExtractConfig:
             "pretrained": str(file.resolve()) if file.is_file() else self.pretrained,
             "pretrained_bytes": file.stat().st_size if file.is_file() else None,
             "reduction": self.reduction.plain(), "normalize": self.normalize, "dtype": self.dtype, "amp": self.amp,
+            **self._engine(),
         }  # fmt: skip
+
+    def _engine(self) -> dict[str, Any]:
+        if self.engine_file is None:
+            return {}
+        return {"engine": str(self.engine_file.resolve()), "engine_bytes": self.engine_file.stat().st_size}
 
 
 @dataclass(frozen=True)
@@ -103,7 +114,11 @@ def extract_clip(
         _run(config, session, pending, parts, tally, tick)
     done = sum(parts.path(shard).exists() for shard in shards)
     tally.end(done, len(shards))
-    return Extraction(tally.images, tally.bad, done, len(shards), session.facts() if pending else {}, session.warnings)
+    return Extraction(tally.images, tally.bad, done, len(shards), _facts(config, session, pending), session.warnings)
+
+
+def _facts(config: ExtractConfig, session: Session, pending: list[Shard]) -> dict[str, Any]:
+    return session.facts() if pending and config.engine_file is None else {}
 
 
 @torch.inference_mode()
@@ -116,9 +131,8 @@ def _run(
     tick: Callable[[int], None],
 ) -> None:
     device = this_device()
-    model, transform, _ = session.load(config.model, config.pretrained, None, device)
+    transform, encode = _encoder(config, session, device)
     parts.begin()
-    encode: Any = model.encode_image
     open_: dict[int, tuple[list[str], list[Tensor], list[tuple[str, str]]]] = {}
     for piece in pieces(pending, transform, batch_size=config.batch_size, workers=config.workers):
         keys, found, bad = open_.setdefault(piece.place, ([], [], []))
@@ -137,6 +151,17 @@ def _run(
             del open_[piece.place]
         if piece.last:
             _write(parts.path(shard), shard, keys, found, bad)
+
+
+def _encoder(config: ExtractConfig, session: Session, device: str) -> tuple[Any, Any]:
+    """How a photo is prepared, and what makes features (B, E) of prepared ones."""
+    if config.engine_file is None:
+        model, transform, _ = session.load(config.model, config.pretrained, None, device)
+        return transform, model.encode_image
+    from tokensieve.engines.load import load_engine
+
+    engine = load_engine(config.engine_file, config.reduction.threads)
+    return engine.preprocess, lambda pixels: engine.run(pixels)[0]
 
 
 def _write(path: Path, shard: Shard, keys: list[str], found: list[Tensor], bad: list[tuple[str, str]]) -> None:

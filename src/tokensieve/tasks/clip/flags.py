@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tokensieve.core.budget import SCHEDULES
+from tokensieve.engines.names import ENGINES
 from tokensieve.errors import OptionError, UnknownNameError
 from tokensieve.tasks.arguments import (
     Blocks,
@@ -21,9 +22,18 @@ from tokensieve.tasks.arguments import (
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
 from tokensieve.tasks.config_file import actions_of, hint, read_table, table_words
 
-__all__ = ["EXCLUSIVE", "SEED_FLAGS", "add_reduction_flags", "add_seed_flags", "add_shared_flags", "eval_parser",
-           "parse", "refuse_both", "sieve_config"]  # fmt: skip
-
+__all__ = [
+    "EXCLUSIVE",
+    "SEED_FLAGS",
+    "add_engine_flags",
+    "add_reduction_flags",
+    "add_seed_flags",
+    "add_shared_flags",
+    "eval_parser",
+    "parse",
+    "refuse_both",
+    "sieve_config",
+]
 # the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
     "enable_token_selection": (
@@ -41,6 +51,7 @@ its own flags and --help."""
 _EPILOG = """examples:
   tokensieve eval                                           the untouched default model
   tokensieve eval --method sieve --keep 0.5
+  tokensieve eval --method sieve --keep 0.25 --engine onnxruntime --quantize int8
   tokensieve eval --dataset cifar10 --model ViT-B-32 --pretrained openai --enable_pruning --k_anchors 10 --top_m 20
   tokensieve eval --dataset wds/mine --dataset_root DIR --model ViT-B-16 --pretrained FILE --method tome --keep 60
   tokensieve eval --stream --dataset wds/mine --dataset_root DIR --method sieve --keep 0.4     shard by shard
@@ -69,6 +80,16 @@ def add_reduction_flags(parser: ArgumentParser) -> None:
         metavar="FILE",
         help="= --method_option adapter=FILE, for --method learned; vit-s14: the shipped one",
     )
+
+
+def add_engine_flags(parser: ArgumentParser, file: bool = False) -> None:
+    """Where the image tower runs. file: an exported file is taken too."""
+    add = parser.add_argument
+    add("--engine", default="torch", metavar="NAME",
+        help=f"{', '.join(ENGINES)}{', or a file of `tokensieve export`' if file else ''} (default: torch); speed-ups "
+        "are against the untouched model on the same engine")  # fmt: skip
+    add("--quantize", metavar="KIND", help="int8, on the engines onnxruntime and openvino (default: float32)")
+    add("--threads", type=int, metavar="T", help="threads of the engine (default: as many as it takes)")
 
 
 def add_shared_flags(parser: ArgumentParser) -> None:
@@ -109,6 +130,7 @@ def eval_parser() -> Parser:
         "interruption, and the processes of torchrun share the shards out")  # fmt: skip
     add("--strict", action="store_true", help="with --stream: a sample that cannot be read ends the run")
     add_shared_flags(parser)
+    add_engine_flags(parser)
     add_seed_flags(parser)
     return parser
 
@@ -192,6 +214,7 @@ def sieve_config(args: Namespace) -> SieveConfig:
     """The configuration that our flags of `eval` ask for. Contradictions are errors that name the flags."""
     options = option_pairs(args.method_option)
     method, mode = args.method, args.mode
+    where = {name: getattr(args, name) for name in ("engine", "quantize", "threads") if hasattr(args, "engine")}
     for switch, (its_mode, flags) in _SEEDS.items():
         given = {flag: getattr(args, flag) for flag in flags if getattr(args, flag) is not None}
         if not getattr(args, switch):
@@ -218,10 +241,10 @@ def sieve_config(args: Namespace) -> SieveConfig:
         given_flags = [f"--{name}" for name in budget if getattr(args, name) is not None] + list(options)
         if given_flags:
             raise OptionError(f"{given_flags[0]} does nothing without --method: see `tokensieve methods`")
-        return SieveConfig()
+        return SieveConfig(**where)
     keep = tuple(args.keep) if isinstance(args.keep, list) else args.keep
     return SieveConfig(
         method=method, mode=mode or "prune", keep=keep, keep_average=args.keep_average, schedule=args.schedule,
         at=tuple(sorted(args.prune_layer)) if args.prune_layer else None,
-        fuse_weight=0.2 if args.fuse_weight is None else args.fuse_weight, options=options,
+        fuse_weight=0.2 if args.fuse_weight is None else args.fuse_weight, options=options, **where,
     )  # fmt: skip

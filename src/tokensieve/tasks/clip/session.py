@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import fields
+from functools import partial
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import UnsupportedModelError
@@ -14,6 +16,7 @@ from tokensieve.models.encoder.handle import EncoderHandle
 from tokensieve.models.handle import Handle
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.clip.config import SieveConfig
+from tokensieve.tasks.clip.engine import EngineEncoder
 from tokensieve.tasks.clip.load import Loaded, Loader
 from tokensieve.tasks.clip.speed import Speed
 
@@ -46,7 +49,11 @@ class Session:
         if not self.config.is_baseline:
             self.handle = self._attach(model)
         stock = None if self.config.is_baseline else loaded.model
-        self.speed = Speed(model, stock, self.speed_batches, device)
+        c = self.config
+        on = None if c.engine == "torch" else partial(EngineEncoder, config=c)
+        if on is None and c.threads is not None:
+            torch.set_num_threads(c.threads)
+        self.speed = Speed(model, stock, self.speed_batches, device, on)
         return loaded._replace(model=model)
 
     def _attach(self, model: nn.Module) -> Handle:
@@ -91,6 +98,9 @@ class Session:
             "schedule": h.schedule if h else c.schedule,
             "at": ",".join(map(str, h.at)) if h else None,
             "fuse_weight": c.fuse_weight if c.mode == "fuse" else None,
+            "engine": c.engine,
+            "quantize": c.quantize,
+            "engine_threads": c.threads,
             **{f"option_{name}": _plain(value) for name, value in options.items()},
         }
 

@@ -20,9 +20,17 @@ class Speed:
 
     The first `batches` full batches are encoded by both models, taking turns in who is first, after one warm-up each:
     each gives one ratio. A batch is full that is as large as the first. Without `stock` the model is the untouched one.
+    on: puts a model's image encoding on an engine; None: it runs as it is.
     """
 
-    def __init__(self, model: nn.Module, stock: nn.Module | None, batches: int, device: str) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        stock: nn.Module | None,
+        batches: int,
+        device: str,
+        on: Callable[[nn.Module], Callable[..., Any]] | None = None,
+    ) -> None:
         self.images = 0
         self.ratios: list[float] = []  # seconds of the untouched model / own, by batch
         self.rates: list[float] = []
@@ -31,7 +39,7 @@ class Speed:
         name = "_encode_image" if hasattr(model, "_encode_image") else "encode_image"
         models = {_STOCK: stock, _OWN: model}
         self._encode: dict[str, Callable[..., Any]] = {
-            who: getattr(one, name) for who, one in models.items() if one is not None
+            who: getattr(one, name) if on is None else on(one) for who, one in models.items() if one is not None
         }
         self.is_baseline = stock is None
         model.__dict__[name] = self  # of this instance alone, which lives as long as the run
