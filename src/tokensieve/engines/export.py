@@ -29,7 +29,7 @@ from tokensieve.engines.quantize import quantize as quantized
 from tokensieve.engines.torch_engine import CompiledEngine, TorchEngine, save_program
 from tokensieve.errors import DataError, OptionError, UnsupportedModelError
 from tokensieve.records import check_writable
-from tokensieve.utils.images import image_files
+from tokensieve.utils.images import image_files, read_image
 
 __all__ = ["export", "make_engine", "parity_of"]
 
@@ -176,7 +176,7 @@ def _photos(given: Any, size: tuple[int, int], preprocess: Preprocess | None) ->
     files = [file for path in map(Path, paths) for file in (image_files(path) if path.is_dir() else [path])]
     if len(files) < 2:
         raise DataError(f"calibrate: {len(files)} photos in {', '.join(map(str, paths))}; at least two are needed")
-    return torch.stack([preprocess(read_photo(file)) for file in files])
+    return torch.stack([preprocess(read_image(file)) for file in files])
 
 
 def _write(feature: Feature, about: About, photos: Tensor, path: Path, engine: str, threads: int | None) -> None:
