@@ -170,7 +170,6 @@ def _photos(given: Any, size: tuple[int, int], preprocess: Preprocess | None) ->
         return given.float()
     if preprocess is None:
         raise OptionError("calibrate: how this model's images are prepared is not known: give preprocess= too")
-    from tokensieve.report.pictures import read_photo
 
     paths = [given] if isinstance(given, str | Path) else list(given)
     files = [file for path in map(Path, paths) for file in (image_files(path) if path.is_dir() else [path])]
