@@ -32,7 +32,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 FREE = (
     "random", "grid", "divprune", "cdpruner", "vispruner", "visionzip", "prumerge", "tome", "sieve", "fastv",
-    "pyramiddrop", "sparsevlm", *VARIANTS,
+    "pyramiddrop", "sparsevlm", "prior_tr", "v2drop", "otprune", *VARIANTS,
 )  # fmt: skip
 BUDGETS = (0.5, 0.33, 0.22)
 

@@ -22,7 +22,7 @@ class CDPruner(Selector):
 
     Kernel diag(r) S diag(r): S the cosines of the patches, r their mean cosine to the text features, scaled to [0, 1]
     in each image, + 1e-6. relevance="plain" takes that sign; "released" the negative, as the authors' code does,
-    which is far worse where it was measured (77 against 94 % of a LLaVA's answers, benchmarks/vlm.md).
+    which is far worse where it was measured (84 against 96 % of a LLaVA's answers, benchmarks/vlm.md).
     Without a text every r is 1 and the choice is by diversity alone. One cut by default. In a vision-language model the
     text is the question, in the space of the language model's input, and patches between vision tower and projector are
     compared after the projector, as the released code does.
