@@ -10,7 +10,7 @@ import tokensieve
 from helpers.method_views import best, cos, draw_view, importance_of, keys_of, one_of, patches_of
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods import make_method
-from tokensieve.models.decoder.stage1 import inner_tower
+from tokensieve.models.families.vlm.llava import inner_tower
 from tokensieve.testing.vlm import tiny_llava
 
 

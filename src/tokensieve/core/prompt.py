@@ -35,6 +35,8 @@ class Sentence:
         states: Callable[[Tensor], Tensor] | None = None,
         came: Callable[[Tensor], Tensor] | None = None,
         louder: Tensor | None = None,
+        softcap: float | None = None,
+        seen: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         """queries: (B, R) places -> (B, H, R, d), rotated. keys: () -> (B, G, S, d), rotated; H is a multiple of G.
 
@@ -43,11 +45,13 @@ class Sentence:
         valid: (B, S), False for padding. None: all count. states: (B, R) places -> (B, R, D), the residual stream.
         came: the same as it entered the layer before the cut.
         louder: (B, S) what the layer added to the logits of each key, for the tokens it stands for.
+        softcap: the layer's logits are softcap * tanh(logits / softcap). seen: (B, R) places -> (B, R, S) bool, for a
+        layer with a window or with tokens that see each other both ways; None: a token sees all before it.
         """
         self._queries, self._keys, self.scale = queries, keys, scale
         self.vision, self.last, self.text, self.text_valid = vision, last, text, text_valid
         self.valid, self.past, self._states, self.louder = valid, past, states, louder
-        self._came = came
+        self._came, self.softcap, self._seen = came, softcap, seen
 
     @property
     def keys(self) -> Tensor:
@@ -80,10 +84,14 @@ class Sentence:
         groups, length = k.shape[1], k.shape[2]
         logits = (q.reshape(batch, groups, -1, d) @ k.transpose(-1, -2)).view(batch, heads, count, length)
         logits = logits.float() * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * (logits / self.softcap).tanh()
         if self.louder is not None:
             logits = logits + self.louder[:, None, None, :]
-        column = torch.arange(length, device=k.device)
-        seen = column <= (rows + self.past).unsqueeze(-1)  # (B, R, S)
+        if self._seen is None:
+            seen = torch.arange(length, device=k.device) <= (rows + self.past).unsqueeze(-1)  # (B, R, S)
+        else:
+            seen = self._seen(rows)
         if self.valid is not None:
             seen = seen & self.valid.unsqueeze(1)
         weight = logits.masked_fill(~seen.unsqueeze(1), float("-inf")).softmax(dim=-1).mean(dim=1)

@@ -13,7 +13,7 @@ import torch
 
 import tokensieve
 from tokensieve.errors import DataError, OptionError
-from tokensieve.models.decoder.stage1 import encode
+from tokensieve.models.families.vlm.llava import encode
 from tokensieve.tasks.vlm.base import save_small_llava
 from tokensieve.tasks.vlm.batches import FileQuestions, GeneratedQuestions, collate, scaled_down
 from tokensieve.tasks.vlm.config import SMALL, parse_config

@@ -18,7 +18,7 @@ from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import OptionError
 from tokensieve.methods.base import Method
-from tokensieve.models.decoder.memory import Memory, attention_mask, check_cache, join_keys, past_length
+from tokensieve.models.decoder.memory import Memory, Reach, attention_mask, check_cache, join_keys, past_length
 from tokensieve.models.decoder.stats import Stats, timed
 
 if TYPE_CHECKING:
@@ -79,24 +79,36 @@ class Layout:
     gaps: bool = False
     size: Tensor | None = None  # (B, L) patches each token stands for, where stage 1 averaged something
     louder: Tensor | None = None  # (B, L) what attention adds to the logits of such a token's key
+    blocks: Tensor | None = None  # (B, L) tokens of the same number see each other both ways; -1: only what is before
+    streams: list[Tensor] = field(default_factory=list)  # (B, L, D) what is added to the tokens after each first layer
+    own_mask: bool = False  # the model's own mask is of a longer prompt
 
 
 @dataclass
 class Stretch:
-    """Layers from one cut to the next. base: (B, L') which tokens of layer 0's sequence are left; None: all.
+    """Layers from one cut to the next, from `start` on. base: (B, L') which tokens of layer 0's sequence are left.
 
-    valid: (B, L') of the new tokens, keys: (B, past + L') with the cached ones; None: all count. mask: what the layers
-    get instead of the model's own; `own_mask` says that it is not the model's.
+    None: all. valid: (B, L') of the new tokens; None: all count. own_mask: the layers get a mask of ours, not the
+    model's own; `masks` has it for each window.
     """
 
-    rotary: Rotary
+    start: int
     base: Tensor | None = None
     valid: Tensor | None = None
     size: Tensor | None = None  # (B, L') patches each token stands for, where something was averaged
     left: list[int] = field(default_factory=list)
-    mask: Tensor | None = None
     own_mask: bool = False
     louder: Tensor | None = None  # (B, L') what is added to the logits of the new tokens' keys, for what they stand for
+    masks: dict[int | None, Tensor | None] = field(default_factory=dict)
+    _rotaries: dict[int, tuple[Rotary, Rotary]] = field(default_factory=dict)
+
+    def turned(self, rotary: Rotary) -> Rotary:
+        """cos and sin that a layer was handed for layer 0's sequence, of the tokens that are left."""
+        if self.base is None:
+            return rotary
+        if id(rotary[0]) not in self._rotaries:  # models with windows have two tables
+            self._rotaries[id(rotary[0])] = rotary, _take_rotary(rotary, self.base)
+        return self._rotaries[id(rotary[0])][1]
 
 
 class Pass:
@@ -110,6 +122,10 @@ class Pass:
         self.kept: dict[int, Tensor] = {}  # -1: stage 1
         self.scores: dict[int, Tensor] = {}
         self.prefill = False
+        self.length = 0  # tokens of this forward before any left, padding included
+        self.columns = 0  # the same with all that came before it
+        self.following: Tensor | None = None  # (B or 1, 1) the position after this forward's last
+        self.stays: Tensor | None = None  # (B, L) bool: the tokens that stage 1 leaves in the prompt
         self.stretches: dict[int, Stretch] = {}
         self._embeds: Tensor | None = None
         self._before: dict[int, tuple[Any, Tensor, Rotary, Any]] = {}  # cut -> layer before, its input, rotation, cache
@@ -124,26 +140,67 @@ class Pass:
 
     # -- what the layers call -------------------------------------------------------------------------------------
 
-    def enter(
-        self, index: int, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str
-    ) -> tuple[Tensor, Stretch]:
+    def enter(self, index: int, hidden: Tensor, rotary: Rotary, cache: Any, kind: str) -> tuple[Tensor, Stretch]:
         """Before layer `index`: cut if this is a place for it. The tokens that go on, and what belongs to them."""
         if index == 0 and not self.stretches:
-            self._start(hidden, mask, rotary, cache, kind)
+            self._start(hidden, cache, kind)
         if index in self.attachment.at:
-            hidden = self._turn(index, hidden, cache, kind)
+            hidden = self._turn(index, hidden, rotary, cache, kind)
         stretch = self.stretch_of(index)
         if self.prefill:
             self._count(index, hidden, stretch)
         return hidden, stretch
 
-    def leave(self, index: int, layer: Any, hidden: Tensor, cache: Any) -> None:
+    def leave(self, index: int, layer: Any, hidden: Tensor, rotary: Rotary, cache: Any) -> None:
         """After layer `index`, which got `hidden`: what a cut right after it may want to see."""
         if index + 1 in self.attachment.at and self.layout.vision is not None:
-            self._before[index + 1] = (layer, hidden, self.stretch_of(index).rotary, cache)
+            self._before[index + 1] = (layer, hidden, rotary, cache)
 
-    def close(self) -> None:
-        """Let go of what only a cut, or a checkpointed layer's second run, may want to see."""
+    def mask_of(
+        self, index: int, stretch: Stretch, given: Tensor | None, hidden: Tensor, cache: Any, kind: str
+    ) -> Tensor | None:
+        """The mask of a layer; given: the model's own."""
+        if not stretch.own_mask:
+            return given
+        window = self.attachment.forms[index].window
+        if window not in stretch.masks:
+            valid, louder = self._keys_known(stretch)
+            here = hidden.shape[1]
+            keys = past_length(cache, index) + here
+            mask = attention_mask(kind, valid, here, keys, hidden, louder, self._reach(stretch, window, here))
+            if mask is not None and window is not None and cache is not None and cache.layers:
+                held = cache.layers[index].get_mask_sizes(here)[0]  # a cache with a window lets go of the first keys
+                mask = mask[..., -held:]
+            stretch.masks[window] = mask
+        return stretch.masks[window]
+
+    def with_streams(self, index: int, stretch: Stretch, hidden: Tensor) -> Tensor:
+        """A layer's output (B, L', D) with the features that the tower adds after it (deepstack)."""
+        if index >= len(self.layout.streams):
+            return hidden
+        stream = self.layout.streams[index]
+        return hidden + (stream if stretch.base is None else take_tokens(stream, stretch.base))
+
+    def _keys_known(self, stretch: Stretch) -> tuple[Tensor | None, Tensor | None]:
+        """(B, keys) which keys of a stretch's layers count, and what is added to their logits."""
+        return self.memory.valid.get(stretch.start), self.memory.louder.get(stretch.start)
+
+    def _reach(self, stretch: Stretch, window: int | None, here: int) -> Reach | None:
+        """What bounds or widens the mask of layers with this window; None where causality alone says it."""
+        place = self.memory.place.get(stretch.start)
+        if window is not None and self.columns <= window:
+            window = None
+        blocks = self.layout.blocks
+        if blocks is not None and stretch.base is not None:
+            blocks = blocks.gather(1, stretch.base)
+        if window is None and blocks is None:
+            return None
+        return Reach(window, place, blocks, self.attachment.family.blocks_in_window)
+
+    def close(self, cache: Any) -> None:
+        """Note where the next forward goes on, and let go of what only a cut, or a checkpointed layer's second run, may
+        want to see."""
+        self.memory.note_end(cache, self.columns, self.following)
         if not torch.is_grad_enabled():
             self._before, self._embeds = {}, None
 
@@ -157,36 +214,51 @@ class Pass:
 
     # -- stretches ------------------------------------------------------------------------------------------------
 
-    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str) -> None:
+    def _start(self, hidden: Tensor, cache: Any, kind: str) -> None:
         if cache is not None:
             check_cache(cache)
             self.memory.keep_on(cache)
         self._embeds, at = hidden, self.layout
-        stretch = Stretch(rotary, valid=at.valid, size=at.size, left=at.left, mask=mask, louder=at.louder)
+        stretch = Stretch(0, valid=at.valid, size=at.size, left=at.left, louder=at.louder)
+        stretch.own_mask = at.own_mask or 0 in self.memory.place
         self.stretches = {-1: stretch}
         if 0 not in self.attachment.at:
-            self._remember(0, stretch, hidden, cache, kind)
+            self._remember(stretch, hidden, cache)
 
-    def _remember(self, start: int, stretch: Stretch, hidden: Tensor, cache: Any, kind: str) -> None:
-        """Note which keys of the layers from `start` on count and how much, in a mask where one must say it."""
-        memory, (batch, here), past = self.memory, hidden.shape[:2], past_length(cache, start)
+    def _remember(self, stretch: Stretch, hidden: Tensor, cache: Any) -> None:
+        """Note which keys of the layers from the stretch's first on count and how much."""
+        memory, (batch, here), start = self.memory, hidden.shape[:2], stretch.start
+        past = past_length(cache, start)
         valid = join_keys(memory.valid.get(start), stretch.valid, batch, past, here, hidden, True)
         louder = join_keys(memory.louder.get(start), stretch.louder, batch, past, here, hidden, 0.0)
         memory.valid[start], memory.louder[start] = valid, louder
         stretch.own_mask = stretch.own_mask or louder is not None
-        if stretch.own_mask:
-            stretch.mask = attention_mask(kind, valid, here, past + here, hidden, louder)
+        if self.attachment.windowed and (
+            stretch.base is not None or self.layout.place is not None or start in memory.place
+        ):
+            memory.place[start] = self._places(stretch, hidden, past)
 
-    def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
+    def _places(self, stretch: Stretch, hidden: Tensor, past: int) -> Tensor:
+        """(B, past + L') where each key stood before any left."""
+        (batch, here), memory = hidden.shape[:2], self.memory
+        first = self.columns - self.length
+        new = torch.arange(self.length, device=hidden.device).expand(batch, -1)
+        new = new if self.layout.place is None else self.layout.place
+        new = first + (new if stretch.base is None else new.gather(1, stretch.base))
+        old = memory.place.get(stretch.start)
+        if old is None:
+            old = torch.arange(past, device=hidden.device).expand(batch, -1)
+        return torch.cat([old[:, :past], new[:, -here:]], dim=1)
+
+    def _turn(self, index: int, hidden: Tensor, rotary: Rotary, cache: Any, kind: str) -> Tensor:
         """Begin the stretch of layer `index`, with fewer tokens where there are vision tokens to leave."""
         before = self.stretch_of(index - 1)
-        stretch = Stretch(before.rotary, before.base, before.valid, before.size, before.left, louder=before.louder)
+        stretch = Stretch(index, before.base, before.valid, before.size, before.left, louder=before.louder)
         if self.layout.vision is not None:
-            hidden = self._cut(index, hidden, before, stretch)
+            hidden = self._cut(index, hidden, rotary, before, stretch)
         self.stretches[index] = stretch
         stretch.own_mask = stretch.base is not None or before.own_mask or bool(past_length(cache, index))
-        stretch.mask = before.mask
-        self._remember(index, stretch, hidden, cache, kind)
+        self._remember(stretch, hidden, cache)
         return hidden
 
     def _count(self, index: int, hidden: Tensor, stretch: Stretch) -> None:
@@ -197,7 +269,7 @@ class Pass:
 
     # -- cutting --------------------------------------------------------------------------------------------------
 
-    def _cut(self, index: int, hidden: Tensor, before: Stretch, after: Stretch) -> Tensor:
+    def _cut(self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch, after: Stretch) -> Tensor:
         """Ask the method, row group by row group, and let go of what it does not keep: (B, L, D) -> (B, L', D)."""
         wanted = [counts[index] for counts in self.layout.counts]
         if all(n <= k for n, k in zip(before.left, wanted, strict=True)):
@@ -217,7 +289,7 @@ class Pass:
                 if k == n:
                     kept, reduction = place, None
                 else:
-                    reduction, kept, hidden, size = self._reduce(index, hidden, before, rows, place, k, size)
+                    reduction, kept, hidden, size = self._reduce(index, hidden, rotary, before, rows, place, k, size)
                 keep = _mark(keep, rows, kept)
                 found.append((members, place, kept, reduction))
             self._note(index, before, found)
@@ -229,15 +301,15 @@ class Pass:
             return self._let_go(hidden, keep, before, after)
 
     def _reduce(
-        self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor, keep: int,
-        size: Tensor | None,
+        self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch, rows: Tensor | None, place: Tensor,
+        keep: int, size: Tensor | None,
     ) -> tuple[Reduction, Tensor, Tensor, Tensor | None]:  # fmt: skip
         """One group of rows: what the method said, which places stay, the tokens with what was averaged into them."""
         method = self.attachment.second
         assert method is not None
         learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
-            view = self._view(index, hidden, before, rows, place)
+            view = self._view(index, hidden, rotary, before, rows, place)
             reduction = method.reduce(view, keep)
         kept = place.gather(1, reduction.keep)
         if reduction.extra is not None:
@@ -265,7 +337,6 @@ class Pass:
             valid = filled if valid is None else filled & valid
         after.base = index if before.base is None else before.base.gather(1, index)
         after.valid = valid
-        after.rotary = _take_rotary(before.rotary, index)
         after.size = None if after.size is None else after.size.gather(1, index)
         after.louder = None if after.louder is None else after.louder.gather(1, index)
         return take_tokens(hidden, index)
@@ -289,7 +360,9 @@ class Pass:
         assert self.layout.origin is not None
         return self._at_base(self.layout.origin, stretch)
 
-    def _view(self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor) -> TokenView:
+    def _view(
+        self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch, rows: Tensor | None, place: Tensor
+    ) -> TokenView:
         assert self._embeds is not None
         assert self.layout.vision is not None
         embeds = _rows(self._embeds, rows)
@@ -298,7 +371,7 @@ class Pass:
         asked = _rows(self._at_base(asked, before), rows)
         count = int(asked.sum(dim=1).max())
         text = marked_places(asked, count) if count else None
-        sentence = self._sentence(index, hidden, before, rows, place, text, asked)
+        sentence = self._sentence(index, hidden, rotary, before, rows, place, text, asked)
         queries: Callable[[int | None], Tensor] = lambda _: sentence.queries(place)  # noqa: E731
         size = None if before.size is None else _rows(before.size, rows).gather(1, place)
 
@@ -321,8 +394,8 @@ class Pass:
         )  # fmt: skip
 
     def _sentence(
-        self, index: int, hidden: Tensor, before: Stretch, rows: Tensor | None, place: Tensor, text: Tensor | None,
-        asked: Tensor,
+        self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch, rows: Tensor | None, place: Tensor,
+        text: Tensor | None, asked: Tensor,
     ) -> Sentence:  # fmt: skip
         told: dict[str, Any] = {
             "text": text, "text_valid": None if text is None else asked.gather(1, text),
@@ -336,7 +409,7 @@ class Pass:
             return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1], **told)
         _, came, _, _ = self._before[index]
         told["came"] = lambda where: take_tokens(_rows(came, rows), where)
-        layer, entered, rotary, cached, past, valid, louder = self._ranked_by(index, hidden, before)
+        layer, entered, rotary, cached, past, valid, louder = self._ranked_by(index, hidden, rotary, before)
         entered = _rows(entered, rows)
         cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
 
@@ -358,25 +431,53 @@ class Pass:
         return Sentence(
             queries, keys, scale=layer.sieve_scale(), vision=place, last=last,
             valid=None if valid is None else _rows(valid, rows), past=past,
-            louder=None if louder is None else _rows(louder, rows), **told,
+            louder=None if louder is None else _rows(louder, rows), softcap=layer.sieve_form.softcap,
+            seen=self._sees(layer.sieve_form.window, before, rows, past, length), **told,
         )  # fmt: skip
 
-    def _ranked_by(self, index: int, hidden: Tensor, before: Stretch) -> tuple[Any, ...]:
+    def _sees(
+        self, window: int | None, before: Stretch, rows: Tensor | None, past: int, length: int
+    ) -> Callable[[Tensor], Tensor] | None:
+        """places (b, R) -> (b, R, past + L) which keys they see; None where causality alone says it."""
+        reach = self._reach(before, window, length)
+        if reach is None or self.layout.vision is None:
+            return None
+        device, batch = self.layout.vision.device, self.layout.vision.shape[0]
+        place = torch.arange(self.length, device=device).expand(batch, -1)
+        place = place if self.layout.place is None else self.layout.place
+        place = _rows(self._at_base(place, before), rows)
+        blocks = None if reach.blocks is None else _rows(reach.blocks, rows)
+        whole = Reach(reach.window, place, blocks, reach.bounded)
+        causal = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+        def seen(where: Tensor) -> Tensor:
+            new = whole.seen(causal, length).expand(where.shape[0], -1, -1)
+            new = new.gather(1, where.unsqueeze(2).expand(-1, -1, length))
+            return torch.cat([torch.ones(*new.shape[:2], past, dtype=torch.bool, device=device), new], dim=2)
+
+        return seen
+
+    def _ranked_by(self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch) -> tuple[Any, ...]:
         """The layer whose attention the cut before layer `index` is ranked by: the one before, or the next on all the
         tokens that are still there. Layer, its input, rotation, cached keys (with the new tokens' where it has run),
         how many are of earlier turns, and for all keys which count and what is added to their logits."""
-        layer, entered, rotary, cache = self._before[index]
+        layer, entered, used, cache = self._before[index]
         assert self.attachment.second is not None
         if not self.attachment.second.reads_next_layer:
+            if layer.sieve_form.window is not None:  # its cache lets go of the first keys: the new ones are worked out
+                return layer, entered, used, None, 0, before.valid, before.louder
             start = max((at for at in (0, *self.attachment.at) if at < index), default=0)
             cached = None if cache is None else cache.layers[index - 1].keys
             past = 0 if cached is None else cached.shape[2] - entered.shape[1]
-            return layer, entered, rotary, cached, past, self.memory.valid.get(start), self.memory.louder.get(start)
+            return layer, entered, used, cached, past, self.memory.valid.get(start), self.memory.louder.get(start)
+        following: Any = list(self.attachment.blocks.children())[index]
+        if following.sieve_form.window is not None:
+            return following, hidden, before.turned(rotary), None, 0, before.valid, before.louder
         (batch, here), past = hidden.shape[:2], past_length(cache, index)
         valid = join_keys(self.memory.valid.get(index), before.valid, batch, past, here, hidden, True)
         louder = join_keys(self.memory.louder.get(index), before.louder, batch, past, here, hidden, 0.0)
         cached = cache.layers[index].keys if past else None
-        return list(self.attachment.blocks.children())[index], hidden, before.rotary, cached, past, valid, louder
+        return following, hidden, before.turned(rotary), cached, past, valid, louder
 
     # -- what is noted --------------------------------------------------------------------------------------------
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor, nn
 
 from tokensieve.core.budget import Keep, counts_for, counts_for_average, target_count
-from tokensieve.core.cost import VlmCost, decoder_macs, decoder_shape, encoder_cost
+from tokensieve.core.cost import VlmCost, decoder_macs, decoder_shape
 from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, nearest
 from tokensieve.methods.base import Method
 from tokensieve.methods.two_stage import TwoStage
 from tokensieve.models.decoder.forward import Pass
-from tokensieve.models.decoder.modules import SievedDecoderLayer, SievedGenerator, SievedLlava
-from tokensieve.models.decoder.stage1 import inner_tower
+from tokensieve.models.decoder.layer import SievedDecoderLayer, attention_forms
+from tokensieve.models.decoder.modules import SievedGenerator, SievedModel, SievedText
 from tokensieve.models.decoder.stats import Stats
-from tokensieve.models.families.base import has, linear_macs
-from tokensieve.models.families.transformers import ClipFamily
+from tokensieve.models.families.base import linear_macs
+from tokensieve.models.families.vlm import vlm_parts
 from tokensieve.models.handle import Handle, listed_places
 from tokensieve.models.swap import swapped_class
-from tokensieve.models.wrappers import unwrapped
 
 __all__ = ["PROJECTOR", "VlmAttachment", "VlmHandle", "attach_vlm", "check_positions", "is_vlm"]
 
@@ -35,29 +34,9 @@ def check_positions(positions: str) -> None:
         raise OptionError(f"unknown positions {positions!r}.{nearest(str(positions), POSITIONS)}")
 
 
-_LLAVA = ("LlavaModel", "LlavaNextModel")
-_LAYERS = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer")
-_PARTS = ("vision_tower", "multi_modal_projector", "language_model.layers")
-
-
-def _inner(model: nn.Module) -> Any:
-    """The `LlavaModel` in a model, or None."""
-    whole = unwrapped(model)
-    for module in (whole, getattr(whole, "model", None)):
-        if module is not None and has(module, *_PARTS):
-            return module
-    return None
-
-
 def is_vlm(model: nn.Module) -> bool:
-    """Whether this is a model of vision tower, projector and language model. One that is but is not known: an error."""
-    whole = unwrapped(model)
-    if has(whole, "model.visual", "model.language_model.layers"):
-        raise UnsupportedModelError(
-            f"{type(whole).__name__} is not supported: of vision-language models LLaVA is, and LLaVA-NeXT inside the "
-            "language model. Its vision tower alone may be: attach to model.model.visual"
-        )
-    return _inner(model) is not None
+    """Whether this is a vision-language model of a known family. One of another family: an error."""
+    return vlm_parts(model) is not None
 
 
 def attach_vlm(
@@ -70,7 +49,10 @@ def attach_vlm(
     schedule: str | None,
     positions: str | None,
 ) -> VlmHandle:
-    """`attach` for a LLaVA model: see there. A method with both stages works at stage 1 unless `at` names layers."""
+    """`attach` for a vision-language model: see there.
+
+    A method with both stages works at stage 1 unless `at` names layers.
+    """
     handle = VlmHandle(
         model, method, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions or "original"
     )
@@ -79,7 +61,7 @@ def attach_vlm(
 
 
 class VlmHandle(Handle):
-    """A method at work in one LLaVA model. A context manager; `.remove()` puts everything back.
+    """A method at work in one vision-language model. A context manager; `.remove()` puts everything back.
 
     first and second: the methods of stage 1 (between tower and projector) and stage 2 (before the decoder layers `at`),
     None where there is none. What it shows is of the last prompt.
@@ -89,12 +71,15 @@ class VlmHandle(Handle):
         self, model: nn.Module, method: Method, *, keep: Keep | None, at: int | Sequence[int] | None,
         keep_average: int | float | None, schedule: str | None, positions: str,
     ) -> None:  # fmt: skip
-        whole, inner = unwrapped(model), _inner(model)
+        found = vlm_parts(model)
+        assert found is not None
+        whole, inner, self.family = found
         check_positions(positions)
         super().__init__(method, keep=keep, keep_average=keep_average)
         self.positions = positions
         self.model, self.inner = whole, inner
-        self.blocks = inner.language_model.layers
+        self.language = self.family.language_model(inner)
+        self.blocks = self.language.layers
         self.depth = len(self._decoder)
         self.first, self.second = self._stages(method, at)
         self.at = self._layers(at)
@@ -103,8 +88,10 @@ class VlmHandle(Handle):
         self.last: Pass | None = None
         self.new_pass: Callable[[VlmHandle], Pass] = Pass  # how a forward goes; otherwise where one is trained
         self._check()
-        self.tower = inner_tower(inner.vision_tower)
-        self.grid = ClipFamily().grid(self.tower)
+        self.forms = attention_forms(whole, self._decoder)
+        self.windowed = any(form.window is not None for form in self.forms)
+        self.tower = self.family.vision_tower(inner)
+        self.grid = self.family.grid(inner)
         text = inner.config.text_config
         shape = decoder_shape(
             text.hidden_size, text.intermediate_size, text.num_attention_heads, text.num_key_value_heads,
@@ -149,37 +136,20 @@ class VlmHandle(Handle):
 
     def _check(self) -> None:
         """Refuse what cannot be reduced."""
-        name = type(self.inner).__name__
-        if name not in _LLAVA:
-            raise UnsupportedModelError(
-                f"{name} is not supported: of vision-language models LLaVA is, and LLaVA-NeXT inside the language model"
-            )
-        if self.first is not None and name != "LlavaModel":
-            raise UnsupportedModelError(
-                f"stage 1 in {name}: its images have tiles and line ends; inside the language model (at=...) it works"
-            )
-        layer = type(self._decoder[0]).__name__
-        if layer not in _LAYERS:
-            raise UnsupportedModelError(f"a language model of {layer} is not supported: known are {', '.join(_LAYERS)}")
-        if getattr(self.inner.config.text_config, "sliding_window", None):
-            raise UnsupportedModelError("a language model with a sliding window is not supported")
-        if not ClipFamily().matches(inner_tower(self.inner.vision_tower)):
-            raise UnsupportedModelError(f"the vision tower is to be {ClipFamily.name}")
+        self.family.check(self.inner, self.first is not None)
+        if self.positions == "renumber" and not self.family.renumbers:
+            raise OptionError(f'positions="renumber": the positions of {self.family.name} are places in an image')
         for part in (self.first, self.second):
             if part is not None:
-                vision, text = self.inner.config.vision_config, self.inner.config.text_config
-                layers = self.inner.config.vision_feature_layer
-                part.check_decoder(
-                    self.depth, text.hidden_size, vision.hidden_size * (1 if isinstance(layers, int) else len(layers))
-                )
+                text = self.inner.config.text_config
+                part.check_decoder(self.depth, text.hidden_size, self.family.vision_width(self.inner))
 
     # -- budget ---------------------------------------------------------------------------------------------------
 
     @property
     def patches(self) -> int:
         """Vision tokens of one image of the usual size, before any reduction."""
-        with_cls = self.inner.config.vision_feature_select_strategy != "default"
-        return self.grid[0] * self.grid[1] + (ClipFamily().prefix(self.tower) if with_cls else 0)
+        return self.family.patches(self.inner)
 
     def stage1_count(self, n: int) -> int:
         """Tokens of an image of n that stage 1 leaves."""
@@ -254,9 +224,12 @@ class VlmHandle(Handle):
             warnings.warn(f"nothing is reduced: the budget keeps all {self.patches} vision tokens", stacklevel=5)
         for index, layer in enumerate(self._decoder):
             layer.__dict__["_sieve_index"] = index
+            layer.__dict__["_sieve_attachment"] = self
             self._dress(layer, SievedDecoderLayer)
+        self.language.__dict__["_sieve_attachment"] = self
+        self._dress(self.language, SievedText)
         self.inner.__dict__["_sieve_attachment"] = self
-        self._dress(self.inner, SievedLlava)
+        self._dress(self.inner, SievedModel)
         if self.model is not self.inner:
             self.model.__dict__["_sieve_attachment"] = self
             self._dress(self.model, SievedGenerator)
@@ -264,12 +237,16 @@ class VlmHandle(Handle):
     def _dress(self, module: nn.Module, mixin: type) -> None:
         self.swap(module, swapped_class(mixin, type(module), disguised=True))
 
-    def warn_without_image(self, placeholders: Tensor) -> None:
+    def check_absent(self, modality: str, placeholders: Tensor, warn: bool = True) -> None:
         """A prompt that came without an image: an error where it has placeholders, else one line that says so."""
         count = int(placeholders.sum())
         if count:
-            raise OptionError(f"the prompt has {count} image placeholders, but no image was given (pixel_values)")
-        warnings.warn("the prompt has no image: nothing is reduced", stacklevel=2)
+            raise OptionError(
+                f"the prompt has {count} {modality} placeholders, but no {modality} was given "
+                f"({self.family.pixels[modality]})"
+            )
+        if warn and modality == "image":
+            warnings.warn("the prompt has no image: nothing is reduced", stacklevel=2)
 
     # -- what the user asks ---------------------------------------------------------------------------------------
 
@@ -335,9 +312,10 @@ class VlmHandle(Handle):
         rows = len(text)
         macs = sum(decoder_macs(self.shapes, [text[row] + layer[row] for layer in left]) for row in range(rows))
         full = sum(decoder_macs(self.shapes, [text[row] + totals[row]] * self.depth) for row in range(rows))
-        projected = linear_macs(self.inner.multi_modal_projector)
+        projection = self.family.projection(self.inner)
+        projected = 0 if projection is None else linear_macs(projection)
         first = self.stage1_count(self.patches) * images if self.first is not None else sum(totals) / rows
-        tower = self._tower_macs() * images
+        tower = self.family.tower_macs(self.inner, sum(totals) / rows / max(images, 1)) * images
         return VlmCost(
             macs=round(macs / rows), macs_full=round(full / rows),
             tokens_per_layer=tuple(round((sum(text) + sum(layer)) / rows) for layer in left),
@@ -354,15 +332,6 @@ class VlmHandle(Handle):
             current = counts.get(layer, current)
             out.append(current)
         return out
-
-    def _tower_macs(self) -> int:
-        """The vision tower on one image: all its blocks, as transformers runs them."""
-        family = ClipFamily()
-        blocks = list(cast(Any, family.blocks(self.tower)))
-        grid = self.grid[0] * self.grid[1]
-        tokens = family.prefix(self.tower) + grid
-        shapes = [family.shape(block) for block in blocks]
-        return encoder_cost(shapes, tokens, [tokens] * len(blocks), family.rest_macs(self.tower, grid)).macs_full
 
 
 VlmAttachment = VlmHandle  # its name before

@@ -1,165 +1,173 @@
-"""What the instances of a LLaVA model become while attached: mixins put in front of their own classes.
+"""What the instances of a vision-language model become while attached: mixins put in front of their own classes.
 
-Modifications against upstream: images are projected after stage 1; the prompt, its mask and its positions shrink with
-them; a `Pass` travels to the decoder layers as an argument, and a layer that is a cut goes on with fewer tokens.
-Imports run, stage1, memory and stats.
+`SievedGenerator` has the head: it opens the `Pass`, takes the time and aligns labels. `SievedModel` encodes images,
+lets stage 1 choose, and gives the model's own code a prompt of full length with zeros where nothing stays. `SievedText`
+is the language model: it takes those places out of the sequence, its positions and its mask. Imports stage1 and memory.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from tokensieve.core.reduction import take_tokens
 from tokensieve.errors import OptionError, UnsupportedModelError
-from tokensieve.models.decoder.forward import Layout, Pass
+from tokensieve.models.decoder.forward import Layout, Pass, marked_places
 from tokensieve.models.decoder.memory import Memory, join_keys, past_length
-from tokensieve.models.decoder.stage1 import Encoded, Prompt, encode, images_of_rows, project, shorten
+from tokensieve.models.decoder.stage1 import Images, choose, images_of, tile_groups
 from tokensieve.models.decoder.stats import Stats, now
+from tokensieve.models.families.vlm.base import Encoded
 
 if TYPE_CHECKING:
     from tokensieve.models.decoder.handle import VlmAttachment
 
-__all__ = ["SievedDecoderLayer", "SievedGenerator", "SievedLlava"]
+__all__ = ["SievedGenerator", "SievedModel", "SievedText"]
 
 
-class SievedDecoderLayer:
-    """A Llama, Mistral or Qwen2 decoder layer that may be a cut."""
+class _Signed:
+    """A mixin whose `forward(**given)` looks like that of the class behind it: transformers reads signatures."""
 
-    if TYPE_CHECKING:  # transformers resolves the annotations of a model's class when it is made
-        _sieve_index: int
-        input_layernorm: Any
-        self_attn: Any
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if len(cls.__bases__) == 2 and issubclass(cls.__bases__[0], _Signed):
+            mixin, base = cls.__bases__
+            cls.forward = _signed(mixin.forward, base.forward)  # type: ignore[attr-defined]
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        use_cache: bool | None = False,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        sieve: Pass | None = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        if sieve is None or position_embeddings is None:
+
+def _signed(mine: Callable[..., Any], own: Callable[..., Any]) -> Callable[..., Any]:
+    names = [name for name in inspect.signature(own).parameters if name != "self"]
+
+    @functools.wraps(own)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return mine(self, dict(zip(names, args, strict=False)) | kwargs)
+
+    return forward
+
+
+class SievedText(_Signed):
+    """The language model: where stage 1 left less, its sequence is shortened before its first layer."""
+
+    if TYPE_CHECKING:
+        _sieve_attachment: VlmAttachment
+
+    def forward(self, given: dict[str, Any]) -> Any:
+        run: Pass | None = given.get("sieve")
+        embeds = given.get("inputs_embeds")
+        if run is None or embeds is None:
             raise UnsupportedModelError(
-                "a decoder layer of a reduced model was called by itself: call the whole model, or remove this"
+                "the language model of a reduced model was called by itself: call the whole model, or remove this"
             )
-        kind = self.self_attn.config._attn_implementation
-        index = self._sieve_index
-        entered, stretch = sieve.enter(index, hidden_states, attention_mask, position_embeddings, past_key_values, kind)
-        out = cast(nn.Module, super()).forward(
-            entered,
-            attention_mask=stretch.mask,
-            # positions with gaps look like packed sequences to FlashAttention; cos and sin carry them
-            position_ids=None if sieve.layout.gaps or stretch.base is not None else position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            position_embeddings=stretch.rotary,
-            **kwargs,
-        )
-        sieve.leave(index, self, entered, past_key_values)
-        return cast(Tensor, out)
+        run.layout.streams = self._sieve_streams(given, embeds)
+        self._sieve_place(run, given, embeds)
+        if run.stays is not None:
+            self._sieve_shorten(run, given)
+        return cast(nn.Module, super()).forward(**given)
 
-    def sieve_scale(self) -> float:
-        """What logits are multiplied by."""
-        return float(self.self_attn.scaling)
+    @staticmethod
+    def _sieve_place(run: Pass, given: dict[str, Any], embeds: Tensor) -> None:
+        """Note how long the sequence is and where its positions end; where an earlier turn lost tokens, give them."""
+        cache, positions = given.get("past_key_values"), given.get("position_ids")
+        run.length = embeds.shape[1]
+        run.columns = run.memory.columns(cache) + run.length
+        if positions is None:
+            first = run.memory.next(cache)
+            if first is not None:
+                here = torch.arange(run.length, device=embeds.device)
+                given["position_ids"] = positions = (first + here).expand(embeds.shape[0], -1)
+        if positions is None:
+            run.following = torch.full((1, 1), run.columns, device=embeds.device)
+            return
+        latest = positions if positions.dim() == 2 else positions[-3:].amax(dim=0)
+        run.following = latest.amax(dim=1, keepdim=True) + 1
+        if run.memory.shift is not None and run.layout.vision is None:  # moved up already
+            run.following = run.following + run.memory.shift
 
-    def sieve_queries(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Block input (B, R, D) and its rotation (B, R, d) -> (B, H, R, d)."""
-        return self._sieve_rotated(self.self_attn.q_proj, x, cos, sin)
+    @staticmethod
+    def _sieve_streams(given: dict[str, Any], embeds: Tensor) -> list[Tensor]:
+        """(B, L, D) for each of the first layers: the features that the tower adds to the visual places after it."""
+        features, mask = given.pop("deepstack_visual_embeds", None), given.pop("visual_pos_masks", None)
+        if features is None or mask is None:
+            return []
+        where = mask.to(embeds.device).unsqueeze(-1)
+        return [torch.zeros_like(embeds).masked_scatter(where, part.to(embeds)) for part in features]
 
-    def sieve_keys(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Block input (B, L, D) -> (B, G, L, d), of G groups of heads."""
-        return self._sieve_rotated(self.self_attn.k_proj, x, cos, sin)
+    def _sieve_shorten(self, run: Pass, given: dict[str, Any]) -> None:
+        """Gather all that has a place for each token of the prompt. Rows that lose more are filled up with tokens that
+        nothing sees."""
+        at, embeds, cache = run.layout, given["inputs_embeds"], given.get("past_key_values")
+        assert at.vision is not None
+        assert run.stays is not None
+        keep = ~at.vision | run.stays
+        counts = keep.sum(dim=1).tolist()
+        index = marked_places(keep, max(counts))
+        real = keep.gather(1, index)
+        valid = real if at.valid is None else at.valid.gather(1, index) & real
+        positions, before = given.get("position_ids"), past_length(cache, 0)
+        if positions is None:
+            positions = run.columns - run.length + torch.arange(run.length, device=embeds.device).unsqueeze(0)
+        renumber = self._sieve_attachment.positions == "renumber"
+        if renumber:
+            earlier = 0 if run.memory.shift is None else run.memory.shift
+            gone = (~keep).cumsum(dim=1)
+            positions = positions - gone - earlier
+            run.memory.shift = gone[:, -1:] + earlier
+        shape = (*positions.shape[:-2], embeds.shape[0], embeds.shape[1])
+        given["position_ids"] = positions.expand(shape).gather(-1, index.expand(*shape[:-1], -1))
+        given["inputs_embeds"] = take_tokens(embeds, index)
+        at.valid = None if bool(valid.all()) else valid
+        at.vision, at.place, at.gaps = at.vision.gather(1, index) & real, index, not renumber
+        at.streams = [take_tokens(stream, index) for stream in at.streams]
+        for name in ("origin", "size", "louder", "blocks"):
+            found = getattr(at, name)
+            setattr(at, name, None if found is None else found.gather(1, index))
+        length, mask = index.shape[1], given.get("attention_mask")
+        at.own_mask = isinstance(mask, dict) or (mask is not None and mask.dim() == 4)
+        at.own_mask = at.own_mask or at.blocks is not None or self._sieve_attachment.windowed
+        if isinstance(mask, dict):
+            given["attention_mask"] = dict.fromkeys(mask)
+            return
+        whole = join_keys(run.memory.valid.get(0), at.valid, len(counts), before, length, embeds, True)
+        if whole is None:  # said even so: positions with gaps and no mask look like packed sequences
+            whole = torch.ones(len(counts), before + length, dtype=torch.bool, device=embeds.device)
+        given["attention_mask"] = whole.long()
 
-    def _sieve_rotated(self, part: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        out = part(self.input_layernorm(x))
-        out = out.view(*out.shape[:2], -1, self.self_attn.head_dim).transpose(1, 2)
-        low, high = out.chunk(2, dim=-1)
-        return cast(Tensor, out * cos.unsqueeze(1) + torch.cat([-high, low], dim=-1) * sin.unsqueeze(1))
 
-
-class SievedLlava:
-    """`LlavaModel` (and `LlavaNextModel`, whose images stay as they are until the decoder)."""
+class SievedModel(_Signed):
+    """The model without its head."""
 
     if TYPE_CHECKING:
         _sieve_attachment: VlmAttachment
         config: Any
 
-    def get_image_features(
-        self,
-        pixel_values: Tensor,
-        vision_feature_layer: Any = None,
-        vision_feature_select_strategy: str | None = None,
-        image_sizes: Any = None,
-        **kwargs: Any,
-    ) -> Any:
-        """The untouched features, as ever: stage 1 happens in the forward. Only the time is taken."""
-        timing = self._sieve_attachment.timing
-        start = now(pixel_values.device, timing)
-        more = {"vision_feature_layer": vision_feature_layer, "image_sizes": image_sizes} | kwargs
-        more["vision_feature_select_strategy"] = vision_feature_select_strategy
-        if not hasattr(self, "image_newline"):  # LLaVA-NeXT asks for image_sizes by position
-            more = {name: value for name, value in more.items() if value is not None}
-            out = cast(Any, super()).get_image_features(pixel_values, **more)
-        else:
-            out = cast(Any, super()).get_image_features(pixel_values, more.pop("image_sizes"), **more)
-        if not isinstance(out, tuple):
-            out.sieve_seconds = now(pixel_values.device, timing) - start
-        return out
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        pixel_values: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        vision_feature_layer: Any = None,
-        vision_feature_select_strategy: str | None = None,
-        image_sizes: Any = None,
-        mm_encoder_outputs: dict[str, Any] | None = None,
-        sieve: Pass | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        run = sieve or self._sieve_attachment.new_pass(self._sieve_attachment)
-        given = {
-            "input_ids": input_ids, "inputs_embeds": inputs_embeds, "attention_mask": attention_mask,
-            "position_ids": position_ids,
-        }  # fmt: skip
-        options = (vision_feature_layer, vision_feature_select_strategy, image_sizes)
-        images = (mm_encoder_outputs or {}).get("image")
-        known = Memory.of(past_key_values)
-        run.prefill = known is None or images is not None or pixel_values is not None
+    def forward(self, given: dict[str, Any]) -> Any:
+        attachment = self._sieve_attachment
+        run: Pass = given.pop("sieve", None) or attachment.new_pass(attachment)
+        cache, mask = given.get("past_key_values"), given.get("attention_mask")
+        outputs = {m: found for m, found in (given.get("mm_encoder_outputs") or {}).items() if found is not None}
+        seen = bool(outputs) or any(given.get(name) is not None for name in attachment.family.pixels.values())
+        known = Memory.of(cache)
+        run.prefill = known is None or seen
         run.memory = known or run.memory
         if run.prefill:
             run.memory.stats = Stats(batch=_length(given, 0))
-            self._sieve_attachment.last = run
-        if attention_mask is not None and attention_mask.dim() != 2:
+            attachment.last = run
+        if mask is not None and (isinstance(mask, dict) or mask.dim() != 2):
             raise UnsupportedModelError("a reduced model takes a 2D attention mask")
-        features = None
-        if images is None and pixel_values is None:
-            self._sieve_text(run, given, past_key_values, known)
-            more: dict[str, Any] = {}
-        elif self._sieve_attachment.first is None:
-            more = self._sieve_whole(run, given, pixel_values, images, past_key_values, options)
+        if seen:
+            self._sieve_images(run, given, outputs)
         else:
-            if images is None:
-                images = encode(self, cast(Tensor, pixel_values), *options)
-            features = self._sieve_shortened(run, given, images, past_key_values)
-            more = {}
-        out = cast(nn.Module, super()).forward(past_key_values=past_key_values, **given, **more, sieve=run, **kwargs)
-        run.close()
-        if features is not None and not isinstance(out, tuple):
-            out.image_hidden_states = features.flatten(0, 1)
-        if run.prefill and past_key_values is None:
-            past_key_values = getattr(out, "past_key_values", None)
-        if past_key_values is not None:
-            run.stats.count_cache(past_key_values)
+            self._sieve_text(run, given, cache, known)
+        out = cast(nn.Module, super()).forward(**given, sieve=run)
+        if run.prefill and cache is None:
+            cache = getattr(out, "past_key_values", None)
+        run.close(cache)
+        if cache is not None:
+            run.stats.count_cache(cache)
         return out
 
     # -- text alone, and decoding steps ---------------------------------------------------------------------------
@@ -167,12 +175,13 @@ class SievedLlava:
     def _sieve_text(self, run: Pass, given: dict[str, Any], cache: Any, known: Memory | None) -> None:
         """No image in this call: nothing is reduced; but mask and positions must fit what the cache holds."""
         if known is None:
-            self._sieve_attachment.warn_without_image(self._sieve_placeholders(given))
-            run.layout = Layout(valid=_validity(given["attention_mask"], past_length(cache, 0), run, cache))
+            for modality, places in self._sieve_placeholders(given).items():
+                self._sieve_attachment.check_absent(modality, places)
+            run.layout = Layout(valid=_validity(given.get("attention_mask"), past_length(cache, 0), run, cache))
             run.stats.text_of_prompts = _lengths(_any_tensor(given), run.layout.valid)
             return
         here, before = _length(given, 1), past_length(cache, 0)
-        mask = given["attention_mask"]
+        mask = given.get("attention_mask")
         new = None if mask is None else mask[:, -here:].bool()
         # a single new token is one that was just written: asking whether it counts would wait for the device
         if new is not None and (here == 1 or bool(new.all())):
@@ -189,12 +198,13 @@ class SievedLlava:
         """Positions go on where the prompt ended, not where a shortened cache does."""
         if first is None:
             return
-        positions = given["position_ids"]
+        positions = given.get("position_ids")
         if positions is None:
-            positions = first + torch.arange(here, device=first.device)
+            batch = _length(given, 0)
+            positions = (first + torch.arange(here, device=first.device)).expand(batch, -1)
         elif here == 1:
             positions = torch.maximum(positions, first)
-        elif bool((positions[:, :1] < first).any()):
+        elif bool((positions[..., :1] < first).any()):
             raise OptionError(
                 "these tokens were seen already: after stage 1 the cache is shorter than the prompt, so give only the "
                 "new tokens (with the whole attention_mask)"
@@ -203,88 +213,79 @@ class SievedLlava:
 
     # -- prompts with images --------------------------------------------------------------------------------------
 
-    def _sieve_placeholders(self, given: dict[str, Any]) -> Tensor:
-        """(B, L) bool: where the prompt has image placeholders."""
-        token = self.config.image_token_id
-        if given["input_ids"] is not None:
-            return cast(Tensor, given["input_ids"] == token)
-        table = cast(Any, self).get_input_embeddings()
-        mark = table(torch.tensor(token, device=given["inputs_embeds"].device))
-        return cast(Tensor, (given["inputs_embeds"] == mark).all(dim=-1))
+    def _sieve_placeholders(self, given: dict[str, Any]) -> dict[str, Tensor]:
+        """For each modality (B, L) bool: where the prompt has placeholders."""
+        family, found = self._sieve_attachment.family, {}
+        for modality in family.pixels:
+            token = family.token_id(self, modality)
+            if given.get("input_ids") is not None:
+                found[modality] = given["input_ids"] == token
+                continue
+            table = cast(Any, self).get_input_embeddings()
+            mark = table(torch.tensor(token, device=given["inputs_embeds"].device))
+            found[modality] = (given["inputs_embeds"] == mark).all(dim=-1)
+        return found
 
-    def _sieve_whole(
-        self, run: Pass, given: dict[str, Any], pixels: Tensor | None, images: Any, cache: Any, options: tuple[Any, ...]
-    ) -> dict[str, Any]:
-        """No stage 1: the model's own code puts the images in; `run` only learns where they are."""
-        vision = self._sieve_placeholders(given)
-        if images is None:
-            images = self.get_image_features(cast(Tensor, pixels), *options, return_dict=True)
-        sizes = [len(feature) for feature in images.pooler_output]
-        run.stats.vision_seconds += getattr(images, "sieve_seconds", 0.0)
-        if len(set(sizes)) == 1:
-            rows = images_of_rows(vision, sizes[0], len(sizes))
-        else:  # LLaVA-NeXT: images of different sizes; the budget goes by the prompt
-            rows = [1] * vision.shape[0]
-        totals = vision.sum(dim=1).tolist()
-        run.layout = Layout(
-            vision=vision, origin=(vision.cumsum(dim=1) - 1).clamp_min(0), left=totals,
-            valid=_validity(given["attention_mask"], past_length(cache, 0), run, cache),
-        )  # fmt: skip
-        self._sieve_counts(run, rows, totals, totals, _lengths(vision, run.layout.valid))
-        run.stats.images = len(sizes)
-        return {"mm_encoder_outputs": {"image": images}}
-
-    def _sieve_shortened(self, run: Pass, given: dict[str, Any], images: Any, cache: Any) -> Tensor:
-        """Stage 1: select, project, and shorten the prompt. Changes `given`; returns the features (I, K, D)."""
-        if not isinstance(images, Encoded):
+    def _sieve_images(self, run: Pass, given: dict[str, Any], outputs: dict[str, Any]) -> None:
+        """Encode what is not encoded yet, find the places of each image, and let stage 1 choose."""
+        attachment, cache = self._sieve_attachment, given.get("past_key_values")
+        family, first = attachment.family, attachment.first
+        device, timing = _any_tensor(given).device, attachment.timing
+        start = now(device, timing)
+        for modality, name in family.pixels.items():
+            if given.get(name) is not None and modality not in outputs:
+                work = family.own_features if first is None else family.encode
+                outputs[modality] = work(self, modality, given)
+            given.pop(name, None)
+        run.stats.vision_seconds += now(device, timing) - start
+        run.stats.vision_seconds += sum(getattr(output, "sieve_seconds", 0.0) for output in outputs.values())
+        if first is not None and not all(isinstance(output, Encoded) for output in outputs.values()):
             raise OptionError("stage 1 needs pixel_values: these image features have passed the projector already")
-        if given["inputs_embeds"] is None:
-            embeds = cast(Any, self).get_input_embeddings()(given["input_ids"])
-        else:
-            embeds = given["inputs_embeds"]
-        vision = self._sieve_placeholders(given)
-        mask, before = given["attention_mask"], past_length(cache, 0)
-        valid = _validity(mask, before, run, cache)
-        n = images.tokens.shape[1] - images.prefix
-        rows = images_of_rows(vision, n, len(images.pooler_output))
-        run.stats.vision_seconds += images.seconds
-        features, size = project(run, self, images, embeds, vision, valid)
-        positions = given["position_ids"]
-        if positions is None:
-            seen = run.memory.next(cache)
-            start = before if seen is None else seen
-            positions = start + torch.arange(vision.shape[1], device=vision.device).unsqueeze(0)
-        following = positions[:, -1:] + 1
-        renumber = self._sieve_attachment.positions == "renumber"
-        if renumber:
-            stay = torch.tensor(rows, device=vision.device).unsqueeze(1) * features.shape[1]
-            gone = vision.sum(dim=1, keepdim=True) - stay
-            earlier = 0 if run.memory.shift is None else run.memory.shift
-            positions, run.memory.shift = positions - earlier, earlier + gone
-        here = None if mask is None else mask[:, -vision.shape[1] :]
-        prompt = shorten(run, Prompt(embeds, vision, here, positions), features, size, rows, n, renumber)
-        run.layout.valid = _validity(prompt.attention, 0, run, None)
-        run.memory.ahead = following - (before + prompt.embeds.shape[1])
-        length = prompt.embeds.shape[1]
-        whole = join_keys(run.memory.valid.get(0), run.layout.valid, len(rows), before, length, embeds, True)
-        if whole is None:  # said even so: positions with gaps and no mask look like packed sequences
-            whole = torch.ones(len(rows), before + prompt.embeds.shape[1], dtype=torch.bool, device=embeds.device)
-        given.update(input_ids=None, inputs_embeds=prompt.embeds, attention_mask=whole.long(),
-                     position_ids=prompt.positions)  # fmt: skip
-        totals = [images_here * n for images_here in rows]
-        self._sieve_counts(run, rows, totals, run.layout.left, _lengths(vision, valid))
-        run.stats.images = sum(rows)
-        return features
+        masks = self._sieve_placeholders(given)
+        lengths = {modality: _image_lengths(family, output) for modality, output in outputs.items()}
+        used = {family.token_id(self, modality) for modality in outputs}
+        for modality in [m for m in masks if m not in outputs]:
+            mask = masks.pop(modality)
+            if family.token_id(self, modality) not in used:
+                attachment.check_absent(modality, mask, warn=False)
+        if family.joins_tiles:
+            for modality, output in outputs.items():
+                groups = tile_groups(masks[modality], lengths[modality])
+                lengths[modality] = [sum(lengths[modality][tile] for tile in group) for group in groups]
+                outputs[modality] = output.joined(groups) if isinstance(output, Encoded) else output
+        images = images_of(masks, lengths)
+        vision = images.vision
+        valid = _validity(given.get("attention_mask"), past_length(cache, 0), run, cache)
+        run.layout = Layout(
+            vision=vision,
+            origin=(vision.cumsum(dim=1) - 1).clamp_min(0),
+            valid=valid,
+            blocks=family.blocks(self, given),
+        )
+        if first is not None:
+            table = cast(Any, self).get_input_embeddings()
+            embeds = given["inputs_embeds"] if given.get("inputs_embeds") is not None else table(given["input_ids"])
+            outputs = choose(run, images, outputs, embeds, valid)
+        given["mm_encoder_outputs"] = outputs
+        self._sieve_counts(run, images, _lengths(vision, valid))
 
-    def _sieve_counts(self, run: Pass, rows: list[int], totals: list[int], left: list[int], lengths: list[int]) -> None:
+    def _sieve_counts(self, run: Pass, images: Images, lengths: list[int]) -> None:
         """What each prompt may keep, and what it has."""
-        attachment, stats = self._sieve_attachment, run.stats
+        attachment, stats, vision = self._sieve_attachment, run.stats, images.vision
+        of_rows = images.of_rows()
+        totals = vision.sum(dim=1).tolist()
+        run.layout.left = totals if run.stays is None else cast("list[int]", run.stays.sum(dim=1).tolist())
         run.layout.counts = [
-            attachment.stage2_counts(total, enters, number)
-            for total, enters, number in zip(totals, left, rows, strict=True)
+            attachment.stage2_counts(total, enters, len(own))
+            for total, enters, own in zip(totals, run.layout.left, of_rows, strict=True)
         ]
+        stats.images = sum(len(own) for own in of_rows)
         stats.vision_of_prompts = totals
         stats.text_of_prompts = [length - total for length, total in zip(lengths, totals, strict=True)]
+
+
+def _image_lengths(family: Any, output: Any) -> list[int]:
+    return [len(number) for number in output.pooler_output] if isinstance(output, Encoded) else family.lengths(output)
 
 
 def _length(given: dict[str, Any], axis: int) -> int:
@@ -297,7 +298,7 @@ def _lengths(like: Tensor, valid: Tensor | None) -> list[int]:
 
 
 def _any_tensor(given: dict[str, Any]) -> Tensor:
-    found = given["input_ids"] if given["input_ids"] is not None else given["inputs_embeds"]
+    found = given["input_ids"] if given.get("input_ids") is not None else given.get("inputs_embeds")
     if found is None:
         raise OptionError("give input_ids or inputs_embeds")
     return cast(Tensor, found)
@@ -314,8 +315,8 @@ def _validity(mask: Tensor | None, before: int, run: Pass, cache: Any) -> Tensor
     return None if bool(new.all()) else new
 
 
-class SievedGenerator:
-    """`LlavaForConditionalGeneration`: takes the time, aligns labels, and encodes images for `generate`."""
+class SievedGenerator(_Signed):
+    """The model with its head: takes the time, aligns labels, and encodes images for `generate`."""
 
     if TYPE_CHECKING:
         _sieve_attachment: VlmAttachment
@@ -325,64 +326,51 @@ class SievedGenerator:
 
     def _prepare_multimodal_encoder_kwargs_for_generation(self, model_kwargs: dict[str, Any]) -> dict[str, Any]:
         """`generate` encodes before the prefill. With a stage 1 the projector has to wait until the prompt is there."""
-        if self._sieve_attachment.first is None or model_kwargs.get("pixel_values") is None:
-            return cast(
-                "dict[str, Any]", cast(Any, super())._prepare_multimodal_encoder_kwargs_for_generation(model_kwargs)
-            )
-        names = ("pixel_values", "vision_feature_layer", "vision_feature_select_strategy", "image_sizes")
-        images = encode(self.model, *(model_kwargs.pop(name, None) for name in names))
-        outputs = dict(model_kwargs.get("mm_encoder_outputs") or {})
-        return model_kwargs | {"mm_encoder_outputs": outputs | {"image": images}}
+        attachment = self._sieve_attachment
+        inner, outputs = attachment.inner, dict(model_kwargs.get("mm_encoder_outputs") or {})
+        pixels = {m: name for m, name in attachment.family.pixels.items() if model_kwargs.get(name) is not None}
+        if not pixels:
+            return model_kwargs | {"mm_encoder_outputs": outputs}
+        device, timing = model_kwargs[next(iter(pixels.values()))].device, attachment.timing
+        start = now(device, timing)
+        work = attachment.family.own_features if attachment.first is None else attachment.family.encode
+        for modality in pixels:
+            outputs[modality] = work(inner, modality, model_kwargs)
+            outputs[modality].sieve_seconds = now(device, timing) - start
+            start = now(device, timing)
+        used = {name for m, name in pixels.items() for name in (name, *attachment.family.arguments(inner, m))}
+        return {name: value for name, value in model_kwargs.items() if name not in used} | {
+            "mm_encoder_outputs": outputs
+        }
 
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        pixel_values: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        past_key_values: Any = None,
-        inputs_embeds: Tensor | None = None,
-        vision_feature_layer: Any = None,
-        vision_feature_select_strategy: str | None = None,
-        labels: Tensor | None = None,
-        logits_to_keep: int | Tensor = 0,
-        image_sizes: Any = None,
-        mm_encoder_outputs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
-        if isinstance(logits_to_keep, Tensor):
+    def forward(self, given: dict[str, Any]) -> Any:
+        if isinstance(given.get("logits_to_keep"), Tensor):
             raise OptionError("logits_to_keep: tokens leave on the way, so give a number of last ones, not places")
         run = self._sieve_attachment.new_pass(self._sieve_attachment)
-        device = cast(Tensor, input_ids if input_ids is not None else inputs_embeds).device
-        timing = self._sieve_attachment.timing
+        labels = given.pop("labels", None)
+        encoded_here = not given.get("mm_encoder_outputs")
+        device, timing = _any_tensor(given).device, self._sieve_attachment.timing
         start = now(device, timing)
-        if image_sizes is not None:
-            kwargs["image_sizes"] = image_sizes
-        out = cast(nn.Module, super()).forward(
-            input_ids=input_ids, pixel_values=pixel_values, attention_mask=attention_mask, position_ids=position_ids,
-            past_key_values=past_key_values, inputs_embeds=inputs_embeds, vision_feature_layer=vision_feature_layer,
-            vision_feature_select_strategy=vision_feature_select_strategy, logits_to_keep=logits_to_keep,
-            mm_encoder_outputs=mm_encoder_outputs, sieve=run, **kwargs,
-        )  # fmt: skip
+        out = cast(nn.Module, super()).forward(**given, sieve=run)
         spent = now(device, timing) - start
         if run.prefill:
-            encoded_here = run.stats.vision_seconds if mm_encoder_outputs is None else 0.0
-            run.stats.prefill_seconds = spent - encoded_here
+            run.stats.prefill_seconds = spent - (run.stats.vision_seconds if encoded_here else 0.0)
         else:
             run.stats.decode_seconds += spent
             run.stats.decode_steps += 1
         if labels is None:
             return out
-        loss = self._sieve_loss(run, out, labels)
+        loss = self._sieve_loss(run, out, labels, given)
         if isinstance(out, tuple):
             return (loss, *out)
         out.loss = loss
         return out
 
-    def _sieve_loss(self, run: Pass, out: Any, labels: Tensor) -> Any:
+    def _sieve_loss(self, run: Pass, out: Any, labels: Tensor, given: dict[str, Any]) -> Any:
         """The model's own loss, on the labels of the tokens that are left."""
         place = run.final_places()
         if place is not None:
             labels = labels.gather(1, place.clamp_min(0)).masked_fill(place < 0, -100)
         logits = out[0] if isinstance(out, tuple) else out.logits
-        return self.loss_function(logits=logits, labels=labels, vocab_size=self.config.text_config.vocab_size)
+        more = {name: given[name] for name in ("num_items_in_batch",) if given.get(name) is not None}
+        return self.loss_function(logits=logits, labels=labels, vocab_size=self.config.text_config.vocab_size, **more)

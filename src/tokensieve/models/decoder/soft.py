@@ -23,7 +23,6 @@ from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.base import Method
 from tokensieve.models.decoder.forward import Pass, Rotary, Stretch, louder_by, marked_places
 from tokensieve.models.decoder.handle import VlmAttachment, attach_vlm
-from tokensieve.models.decoder.memory import attention_mask
 
 __all__ = ["SoftPass", "Softness", "attach_soft"]
 
@@ -49,6 +48,7 @@ class SoftPass(Pass):
         self.softness = softness
         self.alive: Tensor | None = None  # (B, L) bool: vision tokens that no cut has dropped
         self.exists: Tensor | None = None  # (B, L) float, 0 to 1
+        self._existence: dict[int, Tensor | None] = {}  # first layer of a stretch -> (B, L) log of it
         self.probabilities: dict[int, Tensor] = {}  # layer -> (B, n) of the tokens that came to its head
 
     def asked(self, vision: Tensor, valid: Tensor | None) -> Tensor:
@@ -58,10 +58,10 @@ class SoftPass(Pass):
             valid = prompt if valid is None else valid & prompt
         return super().asked(vision, valid)
 
-    def _start(self, hidden: Tensor, mask: Tensor | None, rotary: Rotary, cache: Any, kind: str) -> None:
+    def _start(self, hidden: Tensor, cache: Any, kind: str) -> None:
         if cache is not None:
             raise OptionError("training runs whole prompts: give use_cache=False")
-        super()._start(hidden, mask, rotary, cache, kind)
+        super()._start(hidden, cache, kind)
         vision = self.layout.vision
         if vision is None:
             raise OptionError("training needs prompts with an image")
@@ -70,22 +70,32 @@ class SoftPass(Pass):
         self.alive = vision if self.layout.valid is None else vision & self.layout.valid
         self.exists = torch.ones(hidden.shape[:2], device=hidden.device)
 
-    def _turn(self, index: int, hidden: Tensor, cache: Any, kind: str) -> Tensor:
+    def _turn(self, index: int, hidden: Tensor, rotary: Rotary, cache: Any, kind: str) -> Tensor:
         before = self.stretch_of(index - 1)
         stretch = Stretch(
-            before.rotary, before.base, before.valid, before.size, list(before.left), before.mask, before.own_mask,
-            before.louder,
-        )  # fmt: skip
+            index, before.base, before.valid, before.size, list(before.left), before.own_mask, before.louder
+        )
+        self._existence[index] = self._existence.get(before.start)
         wanted = {counts[index] for counts in self.layout.counts}
         if wanted and max(wanted) < before.left[0]:
-            hidden = self._weigh(index, hidden, before, stretch, wanted.pop())
-            stretch.mask, stretch.own_mask = self._biased(kind, hidden, stretch.louder), True
+            if kind not in ("sdpa", "eager"):
+                raise UnsupportedModelError(f"attention implementation {kind!r}: training knows sdpa and eager")
+            hidden = self._weigh(index, hidden, rotary, before, stretch, wanted.pop())
+            assert self.exists is not None
+            self._existence[index], stretch.own_mask = existence_bias(self.exists, _NOTHING), True
         else:
             self._note_all(index, before)
         self.stretches[index] = stretch
         return hidden
 
-    def _weigh(self, index: int, hidden: Tensor, before: Stretch, after: Stretch, keep: int) -> Tensor:
+    def _keys_known(self, stretch: Stretch) -> tuple[Tensor | None, Tensor | None]:
+        """Which tokens count, and the log of how far each exists, with what it stands for."""
+        bias = self._existence.get(stretch.start)
+        if bias is None:
+            return super()._keys_known(stretch)
+        return self.layout.valid, bias if stretch.louder is None else bias + stretch.louder
+
+    def _weigh(self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch, after: Stretch, keep: int) -> Tensor:
         """Let the method choose among the tokens that are left, as it would in pruning; gradients reach the method's
         own parameters, not what it looked at. The tokens, with what was folded into them."""
         method, tau = self.attachment.second, self.softness.tau
@@ -93,7 +103,7 @@ class SoftPass(Pass):
         assert self.alive is not None
         assert self.exists is not None
         place = marked_places(self.alive, before.left[0])
-        reduction = method.reduce(self._view(index, hidden.detach(), before, None, place), keep)
+        reduction = method.reduce(self._view(index, hidden.detach(), rotary, before, None, place), keep)
         if reduction.scores is None:
             raise UnsupportedModelError(f"{type(method).__name__} has no scores to learn by")
         hard = reduction.mask(place.shape[1])
@@ -120,17 +130,6 @@ class SoftPass(Pass):
         after.size = size.scatter(1, kept, total)
         after.louder = louder_by(self.attachment.second, after.size)
         return hidden.scatter(1, kept.unsqueeze(-1).expand_as(means), means)
-
-    def _biased(self, kind: str, hidden: Tensor, louder: Tensor | None) -> Tensor:
-        """(B, 1, L, L) float: causal, without padding, the log of how far each key exists, and what it stands for."""
-        if kind not in ("sdpa", "eager"):
-            raise UnsupportedModelError(f"attention implementation {kind!r}: training knows sdpa and eager")
-        assert self.exists is not None
-        bias, length = existence_bias(self.exists, _NOTHING), hidden.shape[1]
-        bias = bias if louder is None else bias + louder
-        mask = attention_mask(kind, self.layout.valid, length, length, hidden, bias)
-        assert mask is not None
-        return mask
 
 
 def attach_soft(

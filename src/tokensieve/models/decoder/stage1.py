@@ -1,146 +1,199 @@
-"""Stage 1: fewer features between vision tower and projector, and a prompt with as many fewer placeholders.
+"""Stage 1: fewer vision tokens before the language model, and a prompt that is as much shorter.
 
-Imports core, run and stats.
+Which image fills which places of which prompt, what the method keeps of each, and what belongs to the tokens that stay.
+Imports forward and stats.
 """
 
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokensieve.core.reduction import take_tokens
-from tokensieve.core.view import TokenView
-from tokensieve.errors import OptionError, UnsupportedModelError
-from tokensieve.models.decoder.forward import Layout, Pass, louder_by, marked_places
-from tokensieve.models.decoder.stats import now, timed
+from tokensieve.errors import OptionError
+from tokensieve.models.decoder.forward import Pass, louder_by, marked_places
+from tokensieve.models.decoder.stats import timed
+from tokensieve.models.families.vlm.base import Encoded
 
 if TYPE_CHECKING:
     from tokensieve.models.decoder.handle import VlmAttachment
 
-__all__ = ["Encoded", "Prompt", "encode", "images_of_rows", "inner_tower", "project", "shorten"]
+__all__ = ["Images", "choose", "images_of", "tile_groups"]
 
 
 @dataclass
-class Encoded:
-    """Images as the tower left them, projector still to come: generate encodes before it shows the prompt.
+class Images:
+    """Which image fills which places. Everything is by modality ("image", "video").
 
-    tokens: (I, P+N, D) of the feature layer; entered: what entered that layer's block, for its attention.
-    after: the block that takes `tokens`; None where their layer is not the one before it.
-    pooler_output: for each image N times its number. generate repeats the list for beams and counts its lengths.
+    masks: (B, L) bool placeholders. lengths: tokens of each image. rows: the prompt that each image is in.
     """
 
-    tokens: Tensor
-    entered: Tensor | None
-    block: nn.Module | None
-    prefix: int
-    has_cls: bool
-    depth: float
-    seconds: float
-    pooler_output: list[Tensor]
-    after: nn.Module | None = None
+    masks: dict[str, Tensor]
+    lengths: dict[str, list[int]] = field(default_factory=dict)
+    rows: dict[str, list[int]] = field(default_factory=dict)
 
-    def ordered(self) -> tuple[Tensor, Tensor | None]:
-        """tokens and entered of every image that the prompts ask for, in their order."""
-        order = [int(number[0]) for number in self.pooler_output]
-        if order == list(range(self.tokens.shape[0])):
-            return self.tokens, self.entered
-        return self.tokens[order], None if self.entered is None else self.entered[order]
+    @property
+    def vision(self) -> Tensor:
+        """(B, L) bool: all placeholders."""
+        masks = list(self.masks.values())
+        found = masks[0]
+        for mask in masks[1:]:
+            found = found | mask
+        return found
+
+    def of_rows(self) -> list[list[int]]:
+        """For each prompt the lengths of its images."""
+        found: list[list[int]] = [[] for _ in range(self.vision.shape[0])]
+        for modality, rows in self.rows.items():
+            for row, length in zip(rows, self.lengths[modality], strict=True):
+                found[row].append(length)
+        return found
+
+    def spread(self, modality: str, values: list[Tensor], empty: Tensor) -> Tensor:
+        """One (n,) for each image of a modality -> (B, L), `empty` where none of them stands."""
+        return empty.masked_scatter(self.masks[modality], torch.cat(values).to(empty.dtype))
+
+
+def images_of(masks: dict[str, Tensor], lengths: dict[str, list[int]]) -> Images:
+    """Match images to placeholders, in order. What does not fit is an error that says so."""
+    found = Images(masks, lengths)
+    for modality, own in lengths.items():
+        counts = masks[modality].sum(dim=1).tolist()
+        if not sum(counts):
+            raise OptionError(f"the prompt has no {modality} placeholder, but {len(own)} {modality}(s) were given")
+        rows, row, room, fits = [], 0, counts[0], sum(counts) == sum(own)
+        for length in own:
+            while fits and not room and row + 1 < len(counts):
+                row, room = row + 1, counts[row + 1]
+            room -= length
+            fits = fits and room >= 0
+            rows.append(row)
+        if not fits:
+            each = f" of {own[0]} tokens" if len(set(own)) == 1 else f" of {', '.join(map(str, own))} tokens"
+            raise OptionError(
+                f"{len(own)} {modality}(s){each} need {sum(own)} {modality} placeholders, the prompts have "
+                f"{' + '.join(map(str, counts))}: give each {modality} its own <{modality}>, and each <{modality}> "
+                f"{'an image' if modality == 'image' else 'a video'}"
+            )
+        found.rows[modality] = rows
+    return found
+
+
+def tile_groups(mask: Tensor, lengths: list[int]) -> list[list[int]]:
+    """Tiles that fill one run of placeholders in mask (B, L) are an image: for each, their places in `lengths`."""
+    starts = mask & ~torch.nn.functional.pad(mask, (1, 0))[:, :-1]
+    run = starts.flatten().cumsum(0)[mask.flatten()]
+    runs = torch.bincount(run)[1:].tolist() if len(run) else []
+    groups: list[list[int]] = []
+    place = 0
+    for room in runs:
+        group = []
+        while room > 0 and place < len(lengths):
+            group.append(place)
+            room, place = room - lengths[place], place + 1
+        groups.append(group)
+    whole = all(sum(lengths[p] for p in group) == room for group, room in zip(groups, runs, strict=True))
+    return groups if whole and place == len(lengths) else [[p] for p in range(len(lengths))]
 
 
 @dataclass
-class Prompt:
-    """What enters the language model: embeddings (B, L, D), and all that has a place for each of them."""
+class _Chosen:
+    """Of one image: (n,) which tokens stay, (n, E) features with zeros for the others, (n,) scores, (n,) sizes."""
 
-    embeds: Tensor
-    vision: Tensor
-    attention: Tensor | None
-    positions: Tensor | None
-
-
-def encode(model: Any, pixels: Tensor, layer: Any = None, strategy: str | None = None, sizes: Any = None) -> Encoded:
-    """Run the tower and stop before the projector."""
-    config = model.config
-    layer = config.vision_feature_layer if layer is None else layer
-    strategy = config.vision_feature_select_strategy if strategy is None else strategy
-    has_cls = hasattr(inner_tower(model.vision_tower).embeddings, "class_embedding")
-    if sizes is not None or (strategy != "default" and has_cls):
-        raise UnsupportedModelError(
-            f"stage 1 knows images of one size and features without CLS; here: strategy {strategy!r}, sizes {sizes!r}"
-        )
-    timing = model._sieve_attachment.timing
-    start = now(pixels.device, timing)
-    states = model.vision_tower(pixels, output_hidden_states=True, return_dict=True).hidden_states
-    layers = [layer] if isinstance(layer, int) else list(layer)
-    tokens = states[layers[0]] if len(layers) == 1 else torch.cat([states[i] for i in layers], dim=-1)
-    blocks = vision_blocks(model.vision_tower)
-    deepest = max(i % len(states) for i in layers)
-    prefix = 1 if strategy == "default" else 0
-    number = [torch.full((tokens.shape[1] - prefix,), i) for i in range(tokens.shape[0])]
-    return Encoded(
-        tokens, states[deepest - 1] if deepest else None, blocks[deepest - 1] if deepest else None, prefix, has_cls,
-        deepest / len(blocks), now(pixels.device, timing) - start, number,
-        blocks[deepest] if len(layers) == 1 and deepest < len(blocks) else None,
-    )  # fmt: skip
+    stays: Tensor
+    features: Tensor
+    scores: Tensor | None
+    size: Tensor | None
 
 
-def inner_tower(tower: Any) -> Any:
-    """The module that owns the embeddings and blocks of a CLIP-like tower, wherever this version puts it."""
-    return getattr(tower, "vision_model", tower)
-
-
-def vision_blocks(tower: Any) -> list[nn.Module]:
-    """Its blocks."""
-    return list(inner_tower(tower).encoder.layers)
-
-
-def images_of_rows(vision: Tensor, patches: int, images: int) -> list[int]:
-    """How many images each prompt has, from its placeholders (B, L). What does not fit is an error that says so."""
-    counts = vision.sum(dim=1).tolist()
-    if not sum(counts):
-        raise OptionError(f"the prompt has no image placeholder, but {images} image(s) were given")
-    if sum(counts) != images * patches or any(count % patches for count in counts):
-        raise OptionError(
-            f"{images} image(s) of {patches} tokens need {images * patches} image placeholders, the prompts have "
-            f"{' + '.join(map(str, counts))}: give each image its own <image>, and each <image> an image"
-        )
-    return [count // patches for count in counts]
-
-
-def project(
-    run: Pass, model: Any, encoded: Encoded, embeds: Tensor, vision: Tensor, valid: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """(I, K, D) the features that the language model gets, and (I, K) what each stands for, None where nothing was
-    averaged; `run` notes which tokens they are."""
+def choose(
+    run: Pass, images: Images, encoded: dict[str, Encoded], embeds: Tensor, valid: Tensor | None
+) -> dict[str, Any]:
+    """Let the method choose among the tokens of each image: what the model's own code is to put into the prompt, zeros
+    where nothing stays. `run` notes what stays: `stays`, `kept`, `scores`, and sizes in its layout."""
     attachment: VlmAttachment = run.attachment
     method = attachment.first
     assert method is not None
-    tokens, entered = encoded.ordered()
-    prefix, n = encoded.prefix, tokens.shape[1] - encoded.prefix
-    keep = attachment.stage1_count(n)
-    rows = images_of_rows(vision, n, tokens.shape[0])
+    outputs: dict[str, Any] = {}
+    found: dict[str, list[_Chosen]] = {}
+    run.reductions[-1] = []
+    with timed(run.stats, "overhead_seconds", embeds.device, attachment.timing):
+        asked = run.asked(images.vision, valid) if method.reads_text else None
+        for modality, own in encoded.items():
+            found[modality] = _of_modality(run, own, images.rows[modality], asked, embeds)
+            outputs[modality] = own.output([chosen.features for chosen in found[modality]])
+    if not run.reductions[-1]:
+        del run.reductions[-1]
+    _note(run, images, found)
+    return outputs
+
+
+def _of_modality(run: Pass, encoded: Encoded, rows: list[int], asked: Tensor | None, embeds: Tensor) -> list[_Chosen]:
+    """Images of equally many tokens, and as many to keep, are chosen among together."""
+    attachment: VlmAttachment = run.attachment
+    order = encoded.order()
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, image in enumerate(order):
+        allowed = encoded.choosable(image)
+        n = encoded.lengths[image] if allowed is None else int(allowed.sum())
+        groups.setdefault((n, min(n, attachment.stage1_count(n))), []).append(place)
+    chosen: dict[int, _Chosen] = {}
+    for (n, keep), places in groups.items():
+        text, valid = _questions(asked, embeds, [rows[place] for place in places]) if keep < n else (None, None)
+        chosen |= dict(
+            zip(places, _of_group(run, encoded, [order[p] for p in places], n, keep, text, valid), strict=True)
+        )
+    return [chosen[place] for place in range(len(order))]
+
+
+def _of_group(
+    run: Pass, encoded: Encoded, images: list[int], n: int, keep: int, text: Tensor | None, valid: Tensor | None
+) -> list[_Chosen]:
+    method = run.attachment.first
+    assert method is not None
+    view = encoded.view(images, text, valid, method.reads_next_layer and keep < n)
+    scores = size = None
     if keep >= n:
-        _note(run, torch.arange(n, device=tokens.device).expand(tokens.shape[0], -1), None, rows, n)
-        return model.multi_modal_projector(tokens[:, prefix:]), None
-    with timed(run.stats, "overhead_seconds", tokens.device, attachment.timing):
+        index = torch.arange(n, device=view.tokens.device).expand(len(images), -1)
+        features = encoded.features(view.x)
+    else:
         learns = method.differentiable and torch.is_grad_enabled()
         with torch.set_grad_enabled(learns):
-            asked = run.asked(vision, valid) if method.reads_text else None
-            text, text_valid = _questions(asked, embeds, rows)
-            block = encoded.block
-            if method.reads_next_layer:
-                entered, block = (None if encoded.after is None else tokens), encoded.after
-            view = _view(encoded, tokens, entered, block, text, text_valid, model.multi_modal_projector)
             reduction = method.reduce(view, keep)
         if reduction.extra is not None:
             raise OptionError(f"{type(method).__name__} makes extra tokens, which have no place in a prompt")
-        out, size = reduction.apply(tokens, prefix)
-    run.reductions[-1] = [reduction]
-    _note(run, reduction.keep, reduction.scores, rows, n)
-    return model.multi_modal_projector(out[:, prefix:]), size
+        out, size = reduction.apply(view.tokens, view.prefix)
+        features = encoded.features(out[:, view.prefix :])
+        index, scores = reduction.keep, reduction.scores
+        run.reductions[-1].append(reduction)
+    return [
+        _placed(encoded, image, n, index[i], features[i], None if scores is None else scores[i].detach().float(),
+                None if size is None else size[i])
+        for i, image in enumerate(images)
+    ]  # fmt: skip
+
+
+def _placed(
+    encoded: Encoded, image: int, n: int, index: Tensor, features: Tensor, scores: Tensor | None, size: Tensor | None
+) -> _Chosen:
+    """What a method left of one image's choosable tokens, among all its tokens."""
+    allowed, device = encoded.choosable(image), features.device
+    whole = encoded.lengths[image]
+    numbers = torch.arange(n, device=device) if allowed is None else allowed.nonzero().flatten().to(device)
+    place = numbers[index]
+    chosen = torch.zeros(whole, dtype=torch.bool, device=device).index_fill(0, place, True)
+    stays = encoded.follows(image, chosen)
+    spread = encoded.blank(image, features).index_copy(0, place, features)
+    noted = weights = None
+    if scores is not None:
+        noted = torch.full((whole,), torch.nan, device=device).index_copy(0, numbers, scores)
+    if size is not None:
+        weights = torch.ones(whole, device=device).index_copy(0, place, size.float())
+    return _Chosen(stays, spread, noted, weights)
 
 
 def _questions(asked: Tensor | None, embeds: Tensor, rows: list[int]) -> tuple[Tensor | None, Tensor | None]:
@@ -152,80 +205,34 @@ def _questions(asked: Tensor | None, embeds: Tensor, rows: list[int]) -> tuple[T
         warnings.warn("the prompt has no text: the choice of vision tokens goes without a question", stacklevel=2)
         return None, None
     place = marked_places(asked, count)
-    row = torch.tensor([row for row, images in enumerate(rows) for _ in range(images)], device=embeds.device)
+    row = torch.tensor(rows, device=embeds.device)
     return take_tokens(embeds, place)[row], asked.gather(1, place)[row]
 
 
-def _view(
-    encoded: Encoded, tokens: Tensor, entered: Tensor | None, block: Any, text: Tensor | None,
-    text_valid: Tensor | None, projector: nn.Module,
-) -> TokenView:  # fmt: skip
-    """The feature layer's tokens; queries and keys that `block` makes of `entered` are worked out when asked for."""
-
-    def part(name: str, row: int | None) -> Tensor:
-        if entered is None:
-            raise OptionError("the features are the tower's input, or its output: there is no such layer's attention")
-        x = entered if row is None else entered[:, row : row + 1]
-        out = getattr(block.self_attn, name)(block.layer_norm1(x))
-        return cast(Tensor, out.view(*out.shape[:2], block.self_attn.num_heads, -1).transpose(1, 2))
-
-    return TokenView(
-        tokens, lambda row: part("q_proj", row), lambda row: part("k_proj", row),
-        scale=1.0 if block is None else float(block.self_attn.scale), prefix=encoded.prefix, has_cls=encoded.has_cls,
-        depth=encoded.depth, text=text, text_valid=text_valid, project=projector,
-        stage="projector",
-    )  # fmt: skip
-
-
-def _note(run: Pass, keep: Tensor, scores: Tensor | None, rows: list[int], n: int) -> None:
-    """What stage 1 kept, as numbers among each prompt's vision tokens: image i of a prompt starts at i * N."""
-    widest, k = max(rows), keep.shape[1]
-    kept = torch.full((len(rows), widest * k), -1, dtype=torch.int64, device=keep.device)
-    noted = torch.full((len(rows), widest * n), torch.nan, device=keep.device)
-    first = 0
-    for row, images in enumerate(rows):
-        for i in range(images):
-            kept[row, i * k : (i + 1) * k] = keep[first + i] + i * n
-            if scores is not None:
-                noted[row, i * n : (i + 1) * n] = scores[first + i].detach().float()
-        first += images
-    run.kept[-1] = kept
-    if scores is not None:
-        run.scores[-1] = noted
-
-
-def shorten(
-    run: Pass, prompt: Prompt, features: Tensor, size: Tensor | None, rows: list[int], patches: int, renumber: bool
-) -> Prompt:
-    """Take the placeholders out of the prompt that stage 1 left no feature for, and put the features in.
-
-    Rows with fewer images lose fewer: the others are filled up with tokens that nothing sees. Sets run.layout.
-    """
-    vision, length = prompt.vision, prompt.vision.shape[1]
-    kept = run.kept[-1]
-    k = features.shape[1]
+def _note(run: Pass, images: Images, found: dict[str, list[_Chosen]]) -> None:
+    """What stage 1 kept, as numbers among each prompt's vision tokens."""
+    vision = images.vision
     origin = (vision.cumsum(dim=1) - 1).clamp_min(0)
-    stays = torch.zeros(vision.shape[0], max(rows) * patches + 1, dtype=torch.bool, device=vision.device)
-    stays = stays.scatter(1, kept.masked_fill(kept < 0, max(rows) * patches), True)
-    keep = ~vision | stays.gather(1, origin)
-    each = [length - images * (patches - k) for images in rows]
-    index = marked_places(keep, max(each))
-    real = keep.gather(1, index)
-    left = vision.gather(1, index) & real
-    embeds = take_tokens(prompt.embeds, index)
-    embeds = embeds.masked_scatter(left.unsqueeze(-1), features.to(embeds.dtype))
-    attention = prompt.attention
-    attention = real.long() if attention is None else attention.gather(1, index) * real
-    assert prompt.positions is not None
-    positions = prompt.positions.expand(vision.shape[0], -1)
-    if renumber:
-        positions = positions - (~keep).cumsum(dim=1)
-    run.layout = Layout(
-        vision=left, origin=origin.gather(1, index), left=[images * k for images in rows], place=index,
-        gaps=not renumber,
-    )  # fmt: skip
-    if size is not None:
+    stays = torch.zeros_like(vision)
+    size = torch.ones(vision.shape, device=vision.device)
+    scores = torch.full(vision.shape, torch.nan, device=vision.device)
+    scored = sized = False
+    for modality, chosen in found.items():
+        stays = images.spread(modality, [c.stays for c in chosen], stays)
+        if any(c.size is not None for c in chosen):
+            ones = [torch.ones(len(c.stays), device=vision.device) if c.size is None else c.size for c in chosen]
+            size, sized = images.spread(modality, ones, size), True
+        if any(c.scores is not None for c in chosen):
+            blank = [torch.full((len(c.stays),), torch.nan, device=vision.device) for c in chosen]
+            noted = [b if c.scores is None else c.scores for b, c in zip(blank, chosen, strict=True)]
+            scores, scored = images.spread(modality, noted, scores), True
+    run.stays = stays
+    counts = stays.sum(dim=1).tolist()
+    place = marked_places(stays, max(counts))
+    run.kept[-1] = origin.gather(1, place).masked_fill(~stays.gather(1, place), -1)
+    if scored:
+        place = marked_places(vision, int(vision.sum(dim=1).max()))
+        run.scores[-1] = scores.gather(1, place).masked_fill(~vision.gather(1, place), torch.nan)
+    if sized:
         assert run.attachment.first is not None
-        run.layout.size = torch.ones(left.shape, device=left.device).masked_scatter(left, size.float())
-        run.layout.louder = louder_by(run.attachment.first, run.layout.size)
-    return Prompt(embeds, left, attention, positions.gather(1, index))
+        run.layout.size, run.layout.louder = size, louder_by(run.attachment.first, size)

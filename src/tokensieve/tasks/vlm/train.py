@@ -20,7 +20,7 @@ from tokensieve.methods.trained.adapter_file import about_adapter, adapter_tenso
 from tokensieve.methods.two_stage import TwoStage
 from tokensieve.models.decoder.handle import VlmAttachment, attach_vlm
 from tokensieve.models.decoder.soft import Softness, attach_soft
-from tokensieve.models.decoder.stage1 import encode
+from tokensieve.models.families.vlm.llava import encode
 from tokensieve.tasks.vlm.backbone import Sizes, build_networks, empty_model, load_backbone, sizes_of
 from tokensieve.tasks.vlm.batches import Batch, FileQuestions, GeneratedQuestions, Questions
 from tokensieve.tasks.vlm.config import GENERATED, VlmConfig
