@@ -18,6 +18,7 @@ __all__ = [
     "counts_for",
     "counts_for_average",
     "parse_keep",
+    "share_out",
     "target_count",
 ]
 
@@ -181,3 +182,28 @@ def counts_for_average(
     above = least + bisect_left(range(least, n), float(target), key=average)
     best = min(range(max(least, above - 1), above + 1), key=lambda end: abs(average(end) - target))
     return counts_for(n, len(at), best, schedule, floor)
+
+
+def share_out(cap: int, wanted: Sequence[int], weights: Sequence[float] | None = None) -> list[int]:
+    """What each of several images may keep of `wanted` tokens so that all together keep at most `cap`.
+
+    In proportion to the weights (None: to what is wanted), one token at least and never more than wanted.
+    """
+    if sum(wanted) <= cap:
+        return list(wanted)
+    if cap < len(wanted):
+        raise BudgetError(f"max_tokens={cap}: a prompt has {len(wanted)} images, and each keeps one token at least")
+    weights = wanted if weights is None else weights
+    shares, room, left = [1] * len(wanted), cap - len(wanted), list(range(len(wanted)))
+    while room and left:
+        total = sum(weights[i] for i in left)
+        exact = {i: room * (weights[i] / total if total else 1.0 / len(left)) for i in left}
+        given = {i: min(int(exact[i]), wanted[i] - shares[i]) for i in left}
+        if not any(given.values()):  # less than one each: to the largest remainders
+            for i in sorted(left, key=lambda i: -exact[i])[:room]:
+                given[i] = 1
+        for i, more in given.items():
+            shares[i] += more
+        room -= sum(given.values())
+        left = [i for i in left if shares[i] < wanted[i]]
+    return shares

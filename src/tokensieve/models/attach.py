@@ -81,6 +81,8 @@ def attach(
     fuse_weight: float = 0.2,
     text: Tensor | None = None,
     positions: str | None = None,
+    max_tokens: int | None = None,
+    share: str | None = None,
     **options: Any,
 ) -> Handle:
     """Let `method` reduce the tokens of a model's vision encoder, until the returned handle is removed.
@@ -97,9 +99,10 @@ def attach(
         becomes (1 - fuse_weight) * cls + fuse_weight * the selected patches).
     text: (T, E) or (B, T, E) text features, for methods that select by a text.
 
-    In a LLaVA model tokens leave between vision tower and projector (stage 1), or before the decoder layers `at` (stage
-    2), or both (`two_stage`); `keep` is what remains of an image's vision tokens, and the handle has `stats`.
+    In a vision-language model tokens leave before the language model (stage 1), or before its layers `at` (stage 2), or
+    both (`two_stage`); `keep` is what remains of each image's tokens, whatever its size; the handle has `stats`.
     positions: "original" (default) or "renumber", what the tokens that stage 1 keeps count as. See docs/vlm.md.
+    max_tokens: the most vision tokens that a prompt keeps. share: its images share them by "size" (default) or "score".
     """
     if not isinstance(model, nn.Module):
         raise UnsupportedModelError(f"attach takes a torch module, not {type(model).__name__}")
@@ -113,8 +116,11 @@ def attach(
         if mode != "prune" or text is not None:
             raise OptionError("a vision-language model takes mode='prune' and no text: the prompt has the question")
         return vlm.attach_vlm(
-            model, made, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions
-        )
+            model, made, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions,
+            max_tokens=max_tokens, share=share,
+        )  # fmt: skip
+    if max_tokens is not None or share is not None:
+        raise OptionError("max_tokens and share: only a vision-language model has prompts of several images")
     if positions is not None:
         raise OptionError("positions: only a vision-language model has positions to renumber")
     return attach_encoder(

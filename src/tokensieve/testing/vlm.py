@@ -32,7 +32,8 @@ class TinyVlm:
     """The model, in eval mode and float32, and what it is asked.
 
     image: number of an image -> (its tokens in the prompt as ids, what the processor gives for it). joined: how the
-    processor's parts of all images make the model's arguments. rows: arguments that depend on the prompt's ids.
+    processor's parts of all images make the model's arguments. rows: arguments that depend on the prompt's ids. video:
+    number of frames -> (a video's tokens as ids, the model's arguments); None: no videos.
     """
 
     model: Any
@@ -41,6 +42,17 @@ class TinyVlm:
     rows: Callable[[Tensor, Tensor], dict[str, Tensor]] = field(default=lambda ids, mask: {})
     patches: int = PATCHES
     layers: int = LAYERS
+    video: Callable[[int, torch.Generator], tuple[Tensor, dict[str, Any]]] | None = None
+
+    def video_prompts(self, frames: int = 2, seed: int = 0) -> dict[str, Any]:
+        """One prompt of three words, a video and four words, for kinds that take videos."""
+        assert self.video is not None
+        generator = torch.Generator().manual_seed(seed)
+        words = torch.randint(3, IMAGE - 10, (7,), generator=generator)
+        tokens, more = self.video(frames, generator)
+        ids = torch.cat([words[:3], tokens, words[3:]])[None]
+        mask = torch.ones_like(ids)
+        return {"input_ids": ids, "attention_mask": mask} | self.rows(ids, mask) | more
 
     def prompts(self, rows: list[tuple[int, int, int]], seed: int = 0, pad: str = "left") -> dict[str, Any]:
         """What the model is called with, for prompts of (words before, images, words after), padded.
@@ -181,7 +193,15 @@ def _qwen(kind: str) -> Callable[[str, int], TinyVlm]:
         def rows(ids: Tensor, mask: Tensor) -> dict[str, Tensor]:
             return {"mm_token_type_ids": (ids == IMAGE).int() + 2 * (ids == VIDEO).int()}
 
-        return TinyVlm(model, image, joined, rows, patches=6)
+        def video(frames: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
+            pixels = torch.randn(frames * 24, 3 * 2 * 8 * 8, generator=generator)
+            one = [VIDEO] * 6
+            ids = (
+                [58, *one * frames, 59] if kind != "qwen3_vl" else [n for _ in range(frames) for n in (7, 58, *one, 59)]
+            )
+            return torch.tensor(ids), {"pixel_values_videos": pixels, "video_grid_thw": torch.tensor([[frames, 4, 6]])}
+
+        return TinyVlm(model, image, joined, rows, patches=6, video=None if kind == "glm4v" else video)
 
     return build
 
@@ -220,7 +240,13 @@ def _tiled(name: str, tower: str) -> Callable[[str, int], TinyVlm]:
         def joined(parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
             return {key: torch.stack(_every(parts, key)) for key in ("pixel_values", "image_sizes")}
 
-        return TinyVlm(model, image, joined)
+        def video(frames: int, generator: torch.Generator) -> tuple[Tensor, dict[str, Any]]:
+            pixels = torch.randn(1, frames, 3, 48, 48, generator=generator)
+            with torch.no_grad():
+                found = model.model.get_video_features(pixels, return_dict=True).pooler_output[0]
+            return torch.full((found.shape[:-1].numel(),), VIDEO), {"pixel_values_videos": pixels}
+
+        return TinyVlm(model, image, joined, video=None if name == "LlavaNext" else video)
 
     return build
 

@@ -274,28 +274,3 @@ def test_other_vision_language_models_are_refused_with_the_reason(name, reason) 
         model = made(config)
     with pytest.raises(UnsupportedModelError, match=f"{name} is not supported: .*{reason}"):
         tokensieve.attach(model, "fastv", keep=0.5)
-
-
-def test_llava_next_is_reduced_inside_the_language_model_only() -> None:
-    tiny = tiny_llava(kind="llava_next")
-    with pytest.raises(UnsupportedModelError, match="stage 1 in LlavaNextModel"):
-        tokensieve.attach(tiny.model, "visionzip", keep=0.5)
-    pixels = torch.randn(1, 3, 3, 48, 48, generator=torch.Generator().manual_seed(0))
-    sizes = torch.tensor([[48, 96]])
-    with torch.no_grad():
-        features = tiny.model.get_image_features(pixels, sizes).pooler_output
-        count = sum(len(feature) for feature in features)
-        ids = torch.tensor([[3, 4] + [IMAGE] * count + [5, 6, 7]])
-        prompts = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
-        prompts["image_sizes"] = sizes
-        plain = tokens(tiny.model, prompts)
-        with tokensieve.attach(tiny.model, "pyramiddrop", keep=0.25) as handle:
-            logits = tiny.model(**prompts).logits[0]
-            kept = handle.kept
-            assert handle.stats.vision_tokens == count
-        assert torch.equal(tokens(tiny.model, prompts), plain)
-        embeds = tiny.model.model.language_model.embed_tokens(ids[0])
-        places = (ids[0] == IMAGE).nonzero().flatten()
-        embeds = embeds.index_copy(0, places, torch.cat(list(features)))
-        wanted, _ = masked_decoder(tiny.model, embeds, gone_places(kept, places))
-    assert (logits[-1] - wanted[-1]).abs().max() < 1e-4 * wanted[-1].abs().max()

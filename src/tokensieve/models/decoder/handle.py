@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tokensieve.core.budget import Keep, counts_for, counts_for_average, target_count
+from tokensieve.core.budget import Keep, counts_for, counts_for_average, share_out, target_count
 from tokensieve.core.cost import VlmCost, decoder_macs, decoder_shape
 from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError, nearest
 from tokensieve.methods.base import Method
@@ -26,6 +26,7 @@ __all__ = ["PROJECTOR", "VlmAttachment", "VlmHandle", "attach_vlm", "check_posit
 
 PROJECTOR = -1  # the key of stage 1 in `kept` and `scores`
 POSITIONS = ("original", "renumber")
+SHARES = ("size", "score")  # how the images of a prompt share what it may keep
 
 
 def check_positions(positions: str) -> None:
@@ -48,14 +49,17 @@ def attach_vlm(
     keep_average: int | float | None,
     schedule: str | None,
     positions: str | None,
+    max_tokens: int | None = None,
+    share: str | None = None,
 ) -> VlmHandle:
     """`attach` for a vision-language model: see there.
 
     A method with both stages works at stage 1 unless `at` names layers.
     """
     handle = VlmHandle(
-        model, method, keep=keep, at=at, keep_average=keep_average, schedule=schedule, positions=positions or "original"
-    )
+        model, method, keep=keep, at=at, keep_average=keep_average, schedule=schedule,
+        positions=positions or "original", max_tokens=max_tokens, share=share,
+    )  # fmt: skip
     handle.install()
     return handle
 
@@ -69,12 +73,14 @@ class VlmHandle(Handle):
 
     def __init__(
         self, model: nn.Module, method: Method, *, keep: Keep | None, at: int | Sequence[int] | None,
-        keep_average: int | float | None, schedule: str | None, positions: str,
+        keep_average: int | float | None, schedule: str | None, positions: str, max_tokens: int | None = None,
+        share: str | None = None,
     ) -> None:  # fmt: skip
         found = vlm_parts(model)
         assert found is not None
         whole, inner, self.family = found
         check_positions(positions)
+        keep = self._capped(max_tokens, share, keep, keep_average, method)
         super().__init__(method, keep=keep, keep_average=keep_average)
         self.positions = positions
         self.model, self.inner = whole, inner
@@ -99,6 +105,22 @@ class VlmHandle(Handle):
         )  # fmt: skip
         self.shapes = [shape] * self.depth
         self._counts: dict[tuple[int, int, int], dict[int, int]] = {}
+
+    def _capped(
+        self, max_tokens: int | None, share: str | None, keep: Keep | None, keep_average: int | float | None,
+        method: Method,
+    ) -> Keep | None:  # fmt: skip
+        """Note the cap of a prompt; where nothing else is asked for, images keep what they have up to it."""
+        if share is not None and (share not in SHARES or max_tokens is None):
+            raise OptionError(f"share={share!r}: give max_tokens, and one of {', '.join(SHARES)}")
+        self.max_tokens, self.share = max_tokens, share or SHARES[0]
+        if max_tokens is None:
+            return keep
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
+            raise BudgetError(f"max_tokens={max_tokens!r}: a count of vision tokens of a prompt, at least 1")
+        if keep_average is not None:
+            raise BudgetError("max_tokens is what a prompt keeps at the end, keep_average a layer average: give one")
+        return method.own_keep() or 1.0 if keep is None else keep
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles are attached; what was seen last stays here."""
@@ -165,6 +187,15 @@ class VlmHandle(Handle):
     def _single(method: Method, n: int, keep: Keep) -> int:
         return counts_for(n, 1, keep, "constant", lambda m: method.floor(m, 1))[0]
 
+    def stage1_counts(self, sizes: list[int], weights: list[float] | None = None) -> list[int]:
+        """What stage 1 leaves of the images of one prompt, from their tokens; weights: how they share a cap."""
+        counts = [self.stage1_count(n) for n in sizes]
+        if self.max_tokens is None or self.second is not None:
+            return counts
+        assert self.first is not None
+        shared = share_out(self.max_tokens, counts, weights)
+        return [self._single(self.first, n, k) for n, k in zip(sizes, shared, strict=True)]
+
     def stage2_counts(self, total: int, enters: int, images: int) -> dict[int, int]:
         """layer -> vision tokens from it on, of a prompt whose `images` gave `total` and of which `enters` are left.
 
@@ -184,7 +215,7 @@ class VlmHandle(Handle):
         def end(keep: int | float) -> int:
             """A budget as a count of what enters the decoder."""
             target = target_count(total, keep * images if isinstance(keep, int) else keep)
-            return min(target, enters)
+            return min(target, enters, self.max_tokens or enters)
 
         def floor(n: int) -> int:
             return second.floor(n, 0)
@@ -209,7 +240,7 @@ class VlmHandle(Handle):
 
     def counts(self, patches: int) -> dict[int, int]:
         """Vision tokens from each cut on, for a prompt of one image of so many patches; stage 1 under -1."""
-        first = self.stage1_count(patches)
+        first = patches if self.first is None else self.stage1_counts([patches])[0]
         stage1 = {} if self.first is None else {PROJECTOR: first}
         return stage1 | self.stage2_counts(patches, first, 1)
 
@@ -314,7 +345,7 @@ class VlmHandle(Handle):
         full = sum(decoder_macs(self.shapes, [text[row] + totals[row]] * self.depth) for row in range(rows))
         projection = self.family.projection(self.inner)
         projected = 0 if projection is None else linear_macs(projection)
-        first = self.stage1_count(self.patches) * images if self.first is not None else sum(totals) / rows
+        first = sum(totals) / rows if self.first is None else self.counts(self.patches)[PROJECTOR] * images
         tower = self.family.tower_macs(self.inner, sum(totals) / rows / max(images, 1)) * images
         return VlmCost(
             macs=round(macs / rows), macs_full=round(full / rows),

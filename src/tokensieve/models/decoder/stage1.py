@@ -123,8 +123,13 @@ def choose(
     run.reductions[-1] = []
     with timed(run.stats, "overhead_seconds", embeds.device, attachment.timing):
         asked = run.asked(images.vision, valid) if method.reads_text else None
+        counts = _counts(run, images, encoded)
+        if attachment.max_tokens is not None and attachment.share == "score":
+            tried = {m: _of_modality(run, own, images.rows[m], counts[m], asked, embeds) for m, own in encoded.items()}
+            counts = _counts(run, images, encoded, _weights(run, images, tried))
+            run.reductions[-1] = []
         for modality, own in encoded.items():
-            found[modality] = _of_modality(run, own, images.rows[modality], asked, embeds)
+            found[modality] = _of_modality(run, own, images.rows[modality], counts[modality], asked, embeds)
             outputs[modality] = own.output([chosen.features for chosen in found[modality]])
     if not run.reductions[-1]:
         del run.reductions[-1]
@@ -132,15 +137,59 @@ def choose(
     return outputs
 
 
-def _of_modality(run: Pass, encoded: Encoded, rows: list[int], asked: Tensor | None, embeds: Tensor) -> list[_Chosen]:
+def _choosable(encoded: Encoded, image: int) -> int:
+    """How many tokens of an image a method chooses among."""
+    allowed = encoded.choosable(image)
+    return encoded.lengths[image] if allowed is None else int(allowed.sum())
+
+
+def _counts(
+    run: Pass, images: Images, encoded: dict[str, Encoded], weights: dict[str, list[float]] | None = None
+) -> dict[str, list[int]]:
+    """What each image keeps; those of one prompt share its cap, by size or by weights."""
+    found: dict[str, list[int]] = {modality: [0] * len(own.order()) for modality, own in encoded.items()}
+    for row in range(images.vision.shape[0]):
+        here = [(m, i) for m, rows in images.rows.items() for i, own_row in enumerate(rows) if own_row == row]
+        sizes = [_choosable(encoded[m], encoded[m].order()[i]) for m, i in here]
+        shares = None if weights is None else [weights[m][i] for m, i in here]
+        for (m, i), count in zip(here, run.attachment.stage1_counts(sizes, shares), strict=True):
+            found[m][i] = count
+    return found
+
+
+def _weights(run: Pass, images: Images, tried: dict[str, list[_Chosen]]) -> dict[str, list[float]]:
+    """How many tokens of each image are among the best of its prompt, as many as the cap allows. A token is as good as
+    its score is above the mean of its image, in standard deviations: attention sums to one in each image."""
+    cap, weights = run.attachment.max_tokens, {m: [0.0] * len(own) for m, own in tried.items()}
+    assert cap is not None
+    for row in range(images.vision.shape[0]):
+        here = [(m, i) for m, rows in images.rows.items() for i, own_row in enumerate(rows) if own_row == row]
+        if len(here) < 2:
+            continue
+        scores, owner = [], []
+        for number, (m, i) in enumerate(here):
+            found = tried[m][i].scores
+            if found is None:
+                raise OptionError('share="score": this method has no scores, or keeps all of an image; give "size"')
+            found = found[~found.isnan()]
+            scores.append((found - found.mean()) / found.std().clamp_min(1e-12))
+            owner.append(torch.full((len(found),), number))
+        best = torch.cat(scores).topk(min(cap, sum(map(len, scores)))).indices.cpu()
+        for number, count in enumerate(torch.bincount(torch.cat(owner)[best], minlength=len(here)).tolist()):
+            m, i = here[number]
+            weights[m][i] = float(count)
+    return weights
+
+
+def _of_modality(
+    run: Pass, encoded: Encoded, rows: list[int], counts: list[int], asked: Tensor | None, embeds: Tensor
+) -> list[_Chosen]:
     """Images of equally many tokens, and as many to keep, are chosen among together."""
-    attachment: VlmAttachment = run.attachment
     order = encoded.order()
     groups: dict[tuple[int, int], list[int]] = {}
     for place, image in enumerate(order):
-        allowed = encoded.choosable(image)
-        n = encoded.lengths[image] if allowed is None else int(allowed.sum())
-        groups.setdefault((n, min(n, attachment.stage1_count(n))), []).append(place)
+        n = _choosable(encoded, image)
+        groups.setdefault((n, min(n, counts[place])), []).append(place)
     chosen: dict[int, _Chosen] = {}
     for (n, keep), places in groups.items():
         text, valid = _questions(asked, embeds, [rows[place] for place in places]) if keep < n else (None, None)
