@@ -46,7 +46,7 @@ $(UI): $(DEMO)
 
 # the documentation as a site; a warning is an error
 docs: setup
-	$(BIN)/mkdocs build --strict --quiet --site-dir build/site
+	$(BIN)/sphinx-build -q -W --keep-going docs build/site
 
 test: quality
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2
