@@ -135,6 +135,7 @@ _SINGLE: tuple[tuple[str, str], ...] = (
     ("data nothing", "nothing"),
     ("extract nothing", "nothing"),
     ("search nothing", "nothing"),
+    ("ui --nothing", "--nothing"),
     ("new nothing", "nothing"),
     ("new method 3bad", "3bad"),
     ("check {root}/gone.py", "gone.py"),
