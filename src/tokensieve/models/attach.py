@@ -16,33 +16,23 @@ from tokensieve.methods.registry import check_option_names, make_method
 from tokensieve.models.encoder.handle import EncoderHandle
 from tokensieve.models.encoder.run import SievedBlocks
 from tokensieve.models.families.base import Family
-from tokensieve.models.families.openclip import OpenClipFamily
-from tokensieve.models.families.timm import TimmFamily
-from tokensieve.models.families.transformers import ClipFamily, Dinov2Family
+from tokensieve.models.families.registry import families
 from tokensieve.models.handle import MODES, Attachment, Handle, Mode, listed_places
 from tokensieve.models.wrappers import unwrapped
 
-__all__ = ["FAMILIES", "Attachment", "attach", "attach_encoder", "attachment_of", "find_tower"]
+__all__ = ["Attachment", "attach", "attach_encoder", "attachment_of", "find_tower"]
 
-FAMILIES: tuple[Family, ...] = (OpenClipFamily(), TimmFamily(), ClipFamily(), Dinov2Family())
 _ROOMS = (
-    "module",
-    "_orig_mod",
-    "visual",
-    "trunk",
-    "vision_model",
-    "dinov2",
-    "dinov2_with_registers",
-    "base_model",
-    "backbone",
-)
+    "module", "_orig_mod", "visual", "trunk", "vision_model", "image_model", "dinov2", "dinov2_with_registers",
+    "base_model", "backbone", "clip", "encoder", "transformer",
+)  # fmt: skip
 
 
 def find_tower(model: nn.Module) -> tuple[nn.Module, Family]:
     """The vision tower inside a model, and its family. An unknown one is an error that says what is known."""
     queue = [unwrapped(model)]
     for module in queue:
-        for family in FAMILIES:
+        for family in families():
             if family.matches(module):
                 family.check(module)
                 return module, family
@@ -54,7 +44,7 @@ def find_tower(model: nn.Module) -> tuple[nn.Module, Family]:
     raise UnsupportedModelError(
         f"no token sequence to reduce in {type(model).__name__}"
         + (f" (its tower is {type(inner).__name__})" if inner is not model else "")
-        + f". Supported: {'; '.join(f.name for f in FAMILIES)}. ResNet, ConvNeXt and Swin have no such sequence."
+        + f". Supported: {'; '.join(f.name for f in families())}. ResNet, ConvNeXt and Swin have no such sequence."
     )
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import UnknownNameError, nearest
+from tokensieve.models.encoder.form import part
 from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = ["TinyModel", "tiny_model", "tiny_models"]
@@ -38,6 +39,21 @@ class TinyModel:
     feature: Callable[[nn.Module, Tensor], Tensor]
     prefix: int
     mlps: Callable[[nn.Module], list[nn.Module]]
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are rotated by place, so that an extra token has none."""
+        return self.name in _ROTARY
+
+    @property
+    def placed(self) -> bool:
+        """Whether attention itself tells places apart: two equal patches are not the same there."""
+        return self.rotary or "relpos" in self.name or "beit" in self.name
+
+    @property
+    def late(self) -> bool:
+        """Whether the MLP runs beside attention, so that a cut comes after both."""
+        return self.name == "timm_parallel_scaling"
 
     def images(self, batch: int, seed: int = 0) -> Tensor:
         """(batch, 3, 48, 48) from a seed; the first ones are the same for any batch."""
@@ -171,14 +187,15 @@ def _timm_tower(name: str, seed: int, **options: Any) -> TinyModel:
     return TinyModel(name, model, _call, int(model.num_prefix_tokens), _mlps("blocks"))  # type: ignore[arg-type]
 
 
-def _timm_eva(name: str, seed: int) -> TinyModel:
+def _timm_eva(name: str, seed: int, **options: Any) -> TinyModel:
     declare_missing_schemas()
     from timm.models.eva import Eva
 
+    base = {"qkv_fused": False, "swiglu_mlp": True, "scale_mlp": True}
     model = Eva(
         img_size=SIZE, patch_size=PATCH, num_classes=OUT, global_pool="token", embed_dim=WIDTH, depth=DEPTH,
-        num_heads=HEADS, mlp_ratio=2.0, qkv_fused=False, swiglu_mlp=True, scale_mlp=True, use_rot_pos_emb=True,
-        ref_feat_shape=(SIZE // PATCH, SIZE // PATCH),
+        num_heads=HEADS, mlp_ratio=2.0, use_rot_pos_emb=True, ref_feat_shape=(SIZE // PATCH, SIZE // PATCH),
+        **(base | options),
     )  # fmt: skip
     return TinyModel(name, _randomise(model, seed), _call, 1, _mlps("blocks"))
 
@@ -216,28 +233,190 @@ def _transformers_siglip(name: str, seed: int) -> TinyModel:
     return TinyModel(name, model, _pooled, 0, _hf_mlps)
 
 
-def _transformers_dinov2(name: str, seed: int) -> TinyModel:
-    from transformers import Dinov2Config, Dinov2Model
+def _transformers(name: str, seed: int, cls: str, sizes: dict[str, Any], prefix: int, pooled: bool = True) -> TinyModel:
+    """Any vision model of transformers, from its class and what its configuration takes beyond the usual sizes.
 
-    model = _randomise(Dinov2Model(Dinov2Config(**_sizes(mlp_ratio=2))), seed)
-    return TinyModel(name, model, _pooled, 1, _hf_mlps)
+    pooled: whether it has a `pooler_output`; else the feature is CLS or, without one, the mean of the tokens.
+    """
+    import transformers
+
+    model_class = getattr(transformers, cls)
+    model = model_class(model_class.config_class(**_sizes(**sizes)))
+    feature = _pooled if pooled else _first if prefix else _mean
+    return TinyModel(name, _randomise(model, seed), feature, prefix, _hf_mlps)
 
 
-def _transformers_dinov2_registers(name: str, seed: int) -> TinyModel:
-    from transformers import Dinov2WithRegistersConfig, Dinov2WithRegistersModel
+def _first(model: nn.Module, images: Tensor) -> Tensor:
+    return model(pixel_values=images).last_hidden_state[:, 0]
 
-    config = Dinov2WithRegistersConfig(**_sizes(mlp_ratio=2, num_register_tokens=3))
-    return TinyModel(name, _randomise(Dinov2WithRegistersModel(config), seed), _pooled, 4, _hf_mlps)
+
+def _mean(model: nn.Module, images: Tensor) -> Tensor:
+    return model(pixel_values=images).last_hidden_state.mean(dim=1)
 
 
 def _hf_mlps(model: nn.Module) -> list[nn.Module]:
-    """The MLPs of the vision encoder, wherever the version puts it."""
-    tower: Any = getattr(model, "vision_model", model)
-    encoder = tower.encoder
-    layers = getattr(encoder, "layers", None)
-    return [block.mlp for block in (layers if layers is not None else encoder.layer).children()]
+    """What meets every token first in each block's MLP, wherever the version puts it."""
+    places = ("encoder.layers", "encoder.layer", "model.layer", "layers", "vision_model.encoder.layers")
+    layers = next(found for path in places if (found := part(model, path)) is not None)
+    names = ("mlp", "ffn", "intermediate")
+    return [next(getattr(block, n) for n in names if hasattr(block, n)) for block in layers.children()]
 
 
+_MLP: dict[str, Any] = {"intermediate_size": 2 * WIDTH}
+_INTERN = _MLP | {"use_qk_norm": True, "image_size": [SIZE, SIZE], "patch_size": [PATCH, PATCH]}
+
+
+def _vit_mae(name: str, seed: int) -> TinyModel:
+    """With nothing masked, and its shuffle of the patches the identity."""
+    from transformers import ViTMAEConfig, ViTMAEModel
+
+    def feature(model: nn.Module, images: Tensor) -> Tensor:
+        noise = torch.arange(PATCHES, dtype=torch.float32).expand(len(images), -1)
+        return model(pixel_values=images, noise=noise).last_hidden_state[:, 0]
+
+    model = _randomise(ViTMAEModel(ViTMAEConfig(**_sizes(**_MLP, mask_ratio=0.0))), seed)
+    return TinyModel(name, model, feature, 1, _hf_mlps)
+
+
+def patchified(images: Tensor) -> Tensor:
+    """(B, 3, 48, 48) -> (B, 36, 192): flat patches, as NaFlex models take them."""
+    parts = images.unflatten(2, (-1, PATCH)).unflatten(4, (-1, PATCH))  # B, 3, rows, 8, columns, 8
+    return parts.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)
+
+
+def _siglip2(name: str, seed: int) -> TinyModel:
+    from transformers import Siglip2VisionConfig, Siglip2VisionModel
+
+    sizes: dict[str, Any] = {"hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": HEADS}
+    model = _randomise(
+        Siglip2VisionModel(Siglip2VisionConfig(**sizes, num_patches=PATCHES, patch_size=PATCH, **_MLP)), seed
+    )
+    return TinyModel(name, model, _siglip2_feature, 0, _hf_mlps)
+
+
+def _siglip2_feature(model: nn.Module, images: Tensor) -> Tensor:
+    shapes = torch.full((len(images), 2), SIZE // PATCH)
+    mask = torch.ones(len(images), PATCHES, dtype=torch.int64)
+    return model(pixel_values=patchified(images), pixel_attention_mask=mask, spatial_shapes=shapes).pooler_output
+
+
+def _clips(images: Tensor) -> Tensor:
+    """(B, 3, 48, 48) -> (B, 4, 3, 24, 24): the four quarters of an image as frames."""
+    return images.unflatten(2, (2, -1)).unflatten(4, (2, -1)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+
+
+def _videomae(name: str, seed: int) -> TinyModel:
+    from transformers import VideoMAEConfig, VideoMAEModel
+
+    sizes = _sizes(**_MLP) | {"image_size": SIZE // 2, "num_frames": 4, "tubelet_size": 1, "use_mean_pooling": False}
+    model = _randomise(VideoMAEModel(VideoMAEConfig(**sizes)), seed)
+    return TinyModel(name, model, lambda m, x: m(pixel_values=_clips(x)).last_hidden_state.mean(1), 0, _hf_mlps)
+
+
+def _vjepa2(name: str, seed: int) -> TinyModel:
+    from transformers import VJEPA2Config, VJEPA2Model
+
+    sizes = _sizes(mlp_ratio=2.0, crop_size=SIZE // 2, frames_per_clip=4, tubelet_size=1, pred_num_hidden_layers=1)
+    sizes |= {"pred_hidden_size": 24, "pred_num_attention_heads": 2, "pred_mlp_ratio": 2.0}
+
+    def feature(model: nn.Module, images: Tensor) -> Tensor:
+        return model(pixel_values_videos=_clips(images), skip_predictor=True).last_hidden_state.mean(dim=1)
+
+    return TinyModel(name, _randomise(VJEPA2Model(VJEPA2Config(**sizes)), seed), feature, 0, _hf_mlps)
+
+
+# -- torch --------------------------------------------------------------------------------------------------------
+
+
+def _torchvision(name: str, seed: int) -> TinyModel:
+    declare_missing_schemas()
+    from torchvision.models import VisionTransformer
+
+    model = VisionTransformer(SIZE, PATCH, DEPTH, HEADS, WIDTH, 2 * WIDTH, num_classes=OUT)
+    return TinyModel(name, _randomise(model, seed), _call, 1, _mlps("encoder", "layers"))
+
+
+class TorchEncoderViT(nn.Module):
+    """A ViT as many write it: a convolution, a CLS token, positions, nn.TransformerEncoder, a linear head."""
+
+    def __init__(self, norm_first: bool) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, WIDTH, PATCH, PATCH)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, WIDTH))
+        self.position = nn.Parameter(torch.zeros(1, 1 + PATCHES, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True, norm_first=norm_first)
+        self.encoder = nn.TransformerEncoder(layer, DEPTH, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, OUT)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.position
+        return self.head(self.encoder(x)[:, 0])
+
+
+def _torch_encoder(name: str, seed: int, norm_first: bool) -> TinyModel:
+    def mlps(model: nn.Module) -> list[nn.Module]:
+        encoder: Any = model.encoder
+        return [layer.linear1 for layer in encoder.layers.children()]
+
+    return TinyModel(name, _randomise(TorchEncoderViT(norm_first), seed), _call, 1, mlps)
+
+
+# -- timm's other blocks ------------------------------------------------------------------------------------------
+
+
+def _timm_block(name: str, seed: int, block: str, **options: Any) -> TinyModel:
+    declare_missing_schemas()
+    from timm.models import vision_transformer
+
+    model = _randomise(_timm(block_fn=getattr(vision_transformer, block), **options), seed)
+
+    def mlps(model: nn.Module) -> list[nn.Module]:
+        parts = ("mlp", "ffns.0.mlp", "mlp_act")
+        blocks: Any = model.blocks
+        return [next(found for path in parts if (found := part(block, path))) for block in blocks.children()]
+
+    return TinyModel(name, model, _call, 1, mlps)
+
+
+def _timm_beit(name: str, seed: int, **options: Any) -> TinyModel:
+    declare_missing_schemas()
+    from timm.models.beit import Beit
+
+    model = Beit(
+        img_size=SIZE, patch_size=PATCH, num_classes=OUT, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS, mlp_ratio=2.0,
+        qkv_bias=True, **options,
+    )  # fmt: skip
+    return TinyModel(name, _randomise(model, seed), _call, 1, _mlps("blocks"))
+
+
+def _timm_relpos(name: str, seed: int, **options: Any) -> TinyModel:
+    declare_missing_schemas()
+    from timm.models.vision_transformer_relpos import VisionTransformerRelPos
+
+    model = VisionTransformerRelPos(
+        img_size=SIZE, patch_size=PATCH, num_classes=OUT, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS, mlp_ratio=2.0,
+        **options,
+    )  # fmt: skip
+    return TinyModel(name, _randomise(model, seed), _call, int(model.num_prefix_tokens), _mlps("blocks"))
+
+
+def _timm_naflex(name: str, seed: int, **options: Any) -> TinyModel:
+    declare_missing_schemas()
+    from timm.models.naflexvit import NaFlexVit, NaFlexVitCfg
+
+    config = NaFlexVitCfg(
+        patch_size=PATCH, embed_dim=WIDTH, depth=DEPTH, num_heads=HEADS, mlp_ratio=2.0,
+        pos_embed_grid_size=(SIZE // PATCH, SIZE // PATCH), **options,
+    )  # fmt: skip
+    model = NaFlexVit(config, num_classes=OUT, img_size=SIZE)
+    return TinyModel(name, _randomise(model, seed), _call, int(model.num_prefix_tokens), _mlps("blocks"))
+
+
+_ROTARY = frozenset((
+    "timm_eva", "timm_eva_post", "timm_rope_mixed", "timm_naflex", "transformers_mlcd", "transformers_dinov3",
+    "transformers_vjepa2",
+))  # fmt: skip
 _BUILDERS: dict[str, tuple[Callable[..., TinyModel], dict[str, Any]]] = {
     "openclip": (_openclip_tower, {}),
     "openclip_layerscale": (_openclip_tower, {"ls_init_value": 1.0, "no_ln_pre": True}),
@@ -258,8 +437,55 @@ _BUILDERS: dict[str, tuple[Callable[..., TinyModel], dict[str, Any]]] = {
     "transformers_clip": (_transformers_clip, {}),
     "transformers_clip_whole": (_transformers_clip_whole, {}),
     "transformers_siglip": (_transformers_siglip, {}),
-    "transformers_dinov2": (_transformers_dinov2, {}),
-    "transformers_dinov2_registers": (_transformers_dinov2_registers, {}),
+    "transformers_dinov2": (_transformers, {"cls": "Dinov2Model", "sizes": {"mlp_ratio": 2}, "prefix": 1}),
+    "transformers_dinov2_registers": (
+        _transformers,
+        {"cls": "Dinov2WithRegistersModel", "sizes": {"mlp_ratio": 2, "num_register_tokens": 3}, "prefix": 4},
+    ),
+    "transformers_vit": (_transformers, {"cls": "ViTModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_deit": (_transformers, {"cls": "DeiTModel", "sizes": _MLP, "prefix": 2}),
+    "transformers_vit_mae": (_vit_mae, {}),
+    "transformers_ijepa": (_transformers, {"cls": "IJepaModel", "sizes": _MLP, "prefix": 0, "pooled": False}),
+    "transformers_blip": (_transformers, {"cls": "BlipVisionModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_blip2": (_transformers, {"cls": "Blip2VisionModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_aimv2": (_transformers, {"cls": "Aimv2VisionModel", "sizes": _MLP, "prefix": 0}),
+    "transformers_internvit": (
+        _transformers,
+        {"cls": "InternVLVisionModel", "sizes": _INTERN, "prefix": 1, "pooled": False},
+    ),
+    "transformers_flava": (_transformers, {"cls": "FlavaImageModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_mlcd": (_transformers, {"cls": "MLCDVisionModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_dinov3": (
+        _transformers,
+        {"cls": "DINOv3ViTModel", "sizes": _MLP | {"num_register_tokens": 2}, "prefix": 3},
+    ),
+    "transformers_beit": (
+        _transformers,
+        {"cls": "BeitModel", "sizes": _MLP | {"use_relative_position_bias": True}, "prefix": 1},
+    ),
+    "transformers_beit_shared": (
+        _transformers,
+        {"cls": "BeitModel", "sizes": _MLP | {"use_shared_relative_position_bias": True}, "prefix": 1},
+    ),
+    "transformers_siglip2": (_siglip2, {}),
+    "transformers_owlvit": (_transformers, {"cls": "OwlViTVisionModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_clipseg": (_transformers, {"cls": "CLIPSegVisionModel", "sizes": _MLP, "prefix": 1}),
+    "transformers_videomae": (_videomae, {}),
+    "transformers_vjepa2": (_vjepa2, {}),
+    "torchvision": (_torchvision, {}),
+    "torch_encoder": (_torch_encoder, {"norm_first": True}),
+    "torch_encoder_post": (_torch_encoder, {"norm_first": False}),
+    "timm_respost": (_timm_block, {"block": "ResPostBlock", "init_values": 1.0}),
+    "timm_parallel": (_timm_block, {"block": "ParallelThingsBlock"}),
+    "timm_parallel_scaling": (_timm_block, {"block": "ParallelScalingBlock", "qk_norm": True}),
+    "timm_rope_mixed": (_timm_eva, {"rope_type": "mixed", "qkv_fused": True}),
+    "timm_eva_post": (_timm_eva, {"use_post_norm": True, "qkv_fused": True}),
+    "timm_beit": (_timm_beit, {"use_rel_pos_bias": True, "init_values": 1.0}),
+    "timm_beit_shared": (_timm_beit, {"use_shared_rel_pos_bias": True}),
+    "timm_relpos": (_timm_relpos, {"rel_pos_type": "bias", "class_token": True, "global_pool": "token"}),
+    "timm_relpos_shared": (_timm_relpos, {"rel_pos_type": "bias", "shared_rel_pos": True}),
+    "timm_naflex": (_timm_naflex, {"rope_type": "axial", "class_token": True, "global_pool": "token"}),
+    "timm_naflex_map": (_timm_naflex, {"global_pool": "map"}),
 }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.encoder.attention import attend
 from tokensieve.models.encoder.form import BlockForm, Given
+from tokensieve.models.encoder.padding import valid_patches
 from tokensieve.models.encoder.run import Attended, Run, State
 from tokensieve.models.wrappers import needs_preparation, prepared
 
@@ -34,7 +35,7 @@ class SievedBlock:
             if form.length_first:
                 return self._sieve_step(x.transpose(0, 1), run, *args, **kwargs).transpose(0, 1)
             out = self._sieve_step(x, run, *args, **kwargs)
-            return (out,) if form.tuple_out else out
+            return (out, *[None] * (form.tuple_out - 1)) if form.tuple_out else out
         if form.length_first:
             raise UnsupportedModelError('mode="analyse" and "fuse" need a tower that keeps the batch first')
         out = cast(nn.Module, super()).forward(x, *args, **kwargs)
@@ -45,6 +46,9 @@ class SievedBlock:
         """The first half of the block, for its input (B, L, D)."""
         reads = run.attachment.needs_log_sum and self._sieve_index in run.counts
         given = self._sieve_form.given(args, kwargs)
+        mask = given.get(self._sieve_form.mask) if self._sieve_form.mask else None
+        if mask is not None and not run.masked and not torch.compiler.is_exporting():
+            run.valid, run.masked = valid_patches(mask, run.attachment.prefix), True
         return _attend(self._sieve_form, self, x, given, state, run.bias(state), run.attachment.prefix, reads)
 
     def _sieve_step(self, x: Tensor, run: Run, *args: Any, **kwargs: Any) -> Tensor:
@@ -54,7 +58,7 @@ class SievedBlock:
         seen = self.sieve_attend(x, run, state, *args, **kwargs)
         tokens = seen.tokens
         here = tokens.shape[1] - run.attachment.prefix - state.made
-        if run.counts.get(index, here) < here:
+        if run.cuts(index, here):
             tokens = run.cut(index, seen)
         else:
             run.states[index + 1] = state
@@ -68,7 +72,11 @@ class SievedBlock:
         state = run.enter(index, x)
         if index in run.counts:
             with torch.no_grad():
-                run.decide(index, self.sieve_attend(x, run, state, *args, **kwargs))
+                seen = self.sieve_attend(x, run, state, *args, **kwargs)
+                if run.valid is None:
+                    run.decide(index, seen)
+                else:
+                    run.cut(index, seen)  # what it returns is not used
         run.leaving[index] = x.shape[1]
         if run.attachment.mode == "fuse" and index == run.attachment.depth - 1:
             run.tail = out
@@ -88,21 +96,20 @@ def _attend(
 def _attend_prepared(
     form: BlockForm, block: Any, x: Tensor, given: Given, state: State, bias: Tensor | None, prefix: int, reads: bool
 ) -> Attended:
-    q, k, v = form.project(block, x)
+    q, k, v, rest = form.project(block, x)
     table = given.get(form.rotary) if form.rotary else None
-    if table is not None:
+    if form.rotate is not None and (table is not None or not form.rotary):
         if state.made:
             raise UnsupportedModelError("an extra token has no place in a rotary tower")
-        assert form.rotate is not None
         q = form.rotate(block, q, table, state.origin, prefix).type_as(v)
         k = form.rotate(block, k, table, state.origin, prefix).type_as(v)
     scale = form.logit_scale(block, q.shape[-1])
-    whole = form.logit_map(block, given, q)
+    added, whole = bias, form.logit_map(block, given, q)
     if whole is not None:
-        whole = take_map(whole, state.origin, prefix, state.made)
-        bias = whole if bias is None else whole + bias[:, None, None, :]
-    out, sums = attend(q, k, v, bias, scale, form.dropout_rate(block), reads)
-    return Attended(form.attended(block, x, out), q, k, scale, bias, sums)
+        added = take_map(whole, state.origin, prefix, state.made)
+        added = added if bias is None else added + bias[:, None, None, :]
+    out, sums = attend(q, k, v, added, scale, form.dropout_rate(block), reads)
+    return Attended(form.attended(block, x, out, rest), q, k, scale, bias, sums)
 
 
 def take_map(whole: Tensor, origin: Tensor | None, prefix: int, made: int) -> Tensor:

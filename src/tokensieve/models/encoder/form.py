@@ -13,7 +13,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,17 @@ from tokensieve.core.cost import BlockShape
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.wrappers import base_layer
 
-__all__ = ["BlockForm", "Given", "choose_form", "linear_macs", "part"]
+__all__ = ["BlockForm", "Given", "Projected", "choose_form", "linear_macs", "part"]
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values (B, H, L, d), and what else a block's projection gave, for after attention."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    rest: Tensor | None = None
+
 
 Given = dict[str, Any]  # the arguments a block was called with, beside the residual stream
 Rotate = Callable[[Any, Tensor, Any, "Tensor | None", int], Tensor]  # block, (B, H, L, d), table, origin, prefix
@@ -65,11 +75,11 @@ class BlockForm:
     parallel: the MLP reads the block's input as attention does (`mlp` names the parts); the cut comes after both.
     mask: the argument that carries an attention mask (B, 1 or H, 1 or L, L); without one, a mask is refused.
     rotary: the argument with the rotary table, and rotate: how it turns a (B, H, L, d), told which patches are left
-        and how many tokens lead.
+        and how many tokens lead; without an argument, the table is None.
     bias: the map (1 or B, H, L, L) that is added to the logits of all tokens, from the block and its arguments.
     reads: further arguments that `bias` looks at.
-    tuple_out: whether the block returns (tokens,). only: names of the block classes that are meant, where the same
-        parts run in more than one order.
+    tuple_out: how many things the block returns, the tokens first, where it returns a tuple.
+    only: names of the block classes that are meant, where the same parts run in more than one order.
     """
 
     attn: str = "attn"
@@ -93,7 +103,7 @@ class BlockForm:
     rotate: Rotate | None = None
     bias: Callable[[Any, Given], Tensor | None] | None = None
     reads: tuple[str, ...] = ()
-    tuple_out: bool = False
+    tuple_out: int = 0
     only: tuple[str, ...] = ()
     # found out by `resolve`
     arguments: tuple[str, ...] = ()
@@ -125,7 +135,8 @@ class BlockForm:
         whole = len(found["qkv"]) == len(self.qkv) and found["out"] and found["mlp"] and heads
         if not whole or len(found["qkv_bias"]) not in (0, 3) or len(found["norms"]) not in (0, 2):
             return None
-        names = list(inspect.signature(type(block).forward).parameters)[2:]
+        parameters = list(inspect.signature(type(block).forward).parameters.values())[2:]
+        names = [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
         form = replace(
             self, attn=attn_name, heads=heads, scale=first(self.scale, attn), gate=first(self.gate, attn),
             dropout=first(self.dropout, attn), arguments=tuple(names), **found,
@@ -179,7 +190,7 @@ class BlockForm:
 
     # -- running it -----------------------------------------------------------------------------------------------
 
-    def project(self, block: Any, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, block: Any, x: Tensor) -> Projected:
         """Block input (B, L, D) -> q, k, v (B, H, L, d), norms applied, not rotated."""
         attn, x = self.attention(block), _chain(block, x, self.before)
         heads = self.head_count(attn)
@@ -195,9 +206,9 @@ class BlockForm:
         q, k, v = (y.unflatten(-1, (heads, -1)).transpose(1, 2) for y in (q, k, v))
         if self.norms and not self.norm_all:
             q, k = part(attn, self.norms[0])(q), part(attn, self.norms[1])(k)
-        return q, k, v
+        return Projected(q, k, v)
 
-    def attended(self, block: Any, x: Tensor, out: Tensor) -> Tensor:
+    def attended(self, block: Any, x: Tensor, out: Tensor, rest: Tensor | None = None) -> Tensor:
         """Block input (B, L, D) and the heads' output (B, H, L, d) -> the residual stream at the cut (B, L, D)."""
         attn = self.attention(block)
         out = _chain(attn, out.transpose(1, 2).flatten(2), self.inner)
@@ -234,12 +245,12 @@ class BlockForm:
 
     def shape(self, block: nn.Module) -> BlockShape:
         """MACs of the block. A parallel block's MLP runs before the cut, with attention."""
-        modules = (part(block, name) for name in self.mlp)
-        mlp = sum(linear_macs(module) for module in modules if isinstance(module, nn.Module))
-        width = part(self.attention(block), self.out[0])
-        linear = linear_macs(self.attention(block)) if self.attn else 0
-        wide = int(getattr(width, "in_features", 0) or cast(Tensor, width.weight).shape[1])
-        return BlockShape(linear + mlp, wide, 0) if self.parallel else BlockShape(linear, wide, mlp)
+        attn = self.attention(block)
+        linear = sum(_entries(part(attn, name)) for name in (*self.qkv, *self.out, *filter(None, (self.gate,))))
+        mlp = sum(_entries(part(block, name)) for name in self.mlp)
+        out = part(attn, self.out[0])
+        width = int(getattr(out, "in_features", 0) or out.weight.shape[1])
+        return BlockShape(linear + mlp, width, 0) if self.parallel else BlockShape(linear, width, mlp)
 
 
 def choose_form(forms: Sequence[BlockForm], block: nn.Module) -> BlockForm:
@@ -249,6 +260,13 @@ def choose_form(forms: Sequence[BlockForm], block: nn.Module) -> BlockForm:
         if found is not None:
             return found
     raise UnsupportedModelError(f"{type(block).__name__} has parts that no description fits")
+
+
+def _entries(found: Any) -> int:
+    """MACs a token of a part: entries of its matrices; none for what is multiplied element by element."""
+    if isinstance(found, nn.Module):
+        return linear_macs(found)
+    return found.numel() if isinstance(found, Tensor) and found.dim() == 2 else 0
 
 
 def _chain(owner: Any, x: Tensor, names: Sequence[str]) -> Tensor:

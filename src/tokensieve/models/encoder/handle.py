@@ -66,6 +66,7 @@ class EncoderHandle(Handle):
         self.shapes = [family.shape(block) for block in blocks]
         self.rest_macs = family.rest_macs(tower, self.grid[0] * self.grid[1])
         self.family = family
+        self.masked_pools = family.masked_pools(tower)
         self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
         self._feature = family.feature_module(model, tower) if mode == "fuse" else None
         self._seen: Run | None = None  # the last forward before the removal
@@ -140,6 +141,8 @@ class EncoderHandle(Handle):
             self.swap(block, swapped_class(SievedBlock, type(block)))
             if self.mode == "prune":
                 warn_of_hooks(form, block, index, self.warned)
+        for module, mixin in self.masked_pools if touched and self.mode == "prune" else ():
+            self.swap(module, swapped_class(mixin, type(module)))
         self.blocks.__dict__["attachment"] = self
         self.blocks.__dict__["last"] = None
         self.swap(self.blocks, SievedBlocks)
@@ -194,7 +197,7 @@ class EncoderHandle(Handle):
                     score = empty.scatter(1, origin, score)
                 out[block] = score
             if self.mode == "prune":
-                origin = run.kept[block]
+                origin = run.states[block + 1].origin
         return out
 
     @property

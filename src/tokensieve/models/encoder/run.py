@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +25,7 @@ from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.encoder.hooks import warn_of_hooks
+from tokensieve.models.encoder.padding import budget, last_origin, padded_cut
 from tokensieve.models.swap import calls_its_class
 from tokensieve.models.timing import now
 
@@ -62,6 +64,8 @@ class Run:
         self.owner: SievedBlocks | None = None  # the list whose last run it becomes with its first block
         self.patches = 0  # at the start; set by the first block
         self.counts: dict[int, int] = {}  # block -> patches after its cut
+        self.valid: Tensor | None = None  # (B, N) False for padding; None: there is none
+        self.masked = False  # whether the blocks got a mask
         self.states: dict[int, State] = {0: State()}
         self.reductions: dict[int, Reduction] = {}
         self.kept: dict[int, Tensor] = {}
@@ -104,14 +108,32 @@ class Run:
             self.counts = self.attachment.counts(self.patches)
         return self.states[block]
 
+    def cuts(self, block: int, patches: int) -> bool:
+        """Whether some of the `patches` that are left leave at this block."""
+        if self.valid is not None and block in self.counts:
+            return max(budget(self, self.valid, block)) < patches
+        return self.counts.get(block, patches) < patches
+
     def cut(self, block: int, seen: Attended) -> Tensor:
         """Let the method decide at this block and apply it: (B, L, D) -> (B, L', D)."""
         state = self.states[block]
+        if self.valid is not None:
+            return self._padded(block, seen, state)
         reduction, origin = self.decide(block, seen)
         out, size = reduction.apply(seen.tokens, self.attachment.prefix, state.made, state.size)
         made = state.made if reduction.extra is None else reduction.extra.shape[1]
         self.states[block + 1] = State(size, self.log_sizes(size), origin, made)
         return out
+
+    def _padded(self, block: int, seen: Attended, state: State) -> Tensor:
+        assert self.valid is not None
+        if self.attachment.method.differentiable and torch.is_grad_enabled():
+            raise UnsupportedModelError("a selection cannot be trained on padded batches: give images of one size")
+        with torch.no_grad() if self.attachment.mode != "prune" else nullcontext():
+            out = padded_cut(self, block, seen, state, self.valid)
+        self.reductions[block], self.kept[block] = out.reduction, out.kept
+        self.states[block + 1] = State(out.size, self.log_sizes(out.size), out.origin, out.made)
+        return out.tokens
 
     def decide(self, block: int, seen: Attended) -> tuple[Reduction, Tensor]:
         """Ask the method, and note what it says."""
@@ -155,6 +177,8 @@ class Run:
             return x
         if block < at.depth - 1:
             return x
+        if at.masked_pools:
+            last_origin.set(self.states[block + 1].origin)
         if at.pools_patches and self.states[block + 1].size is not None:
             x = self.unmerge(x)
         self.pooled = x.shape[1]

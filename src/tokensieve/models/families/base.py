@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import torch
@@ -80,13 +80,13 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor, halves: bool, prefix: int) -> T
 class Family:
     """A kind of tower: how to recognise it and where its parts are. Goes by names of parts; numbers have the last word.
 
-    name: in errors and lists, with an article. example: an expression that makes such a model. library: the package
+    name: in errors and lists, with an article. examples: classes or names of such models. library: the package
     whose classes (or classes derived from them) these are; "" for any. needs: parts that a tower has, "a | b" for
     either. blocks_at: where its list of blocks is. forms: descriptions of its blocks, the first that fits counts.
     """
 
     name: str = ""
-    example: str = ""
+    examples: tuple[str, ...] = ()
     library: str = ""
     needs: tuple[str, ...] = ()
     blocks_at: str = "blocks"
@@ -135,6 +135,10 @@ class Family:
     def pools_patches(self, model: nn.Module, tower: nn.Module) -> bool:
         """Whether the feature is pooled over patches (mean or attention) and not read from CLS."""
         return False
+
+    def masked_pools(self, tower: nn.Module) -> Sequence[tuple[nn.Module, type]]:
+        """Modules that pool with a mask over all patches, each with the mixin that reduces it."""
+        return ()
 
     # -- verification ---------------------------------------------------------------------------------------------
 

@@ -20,14 +20,14 @@ __all__ = ["OpenClipFamily"]
 class _HeadScaled(BlockForm):
     """Attention with a factor for each head, before the inner norm."""
 
-    def attended(self, block: Any, x: Tensor, out: Tensor) -> Tensor:
+    def attended(self, block: Any, x: Tensor, out: Tensor, rest: Tensor | None = None) -> Tensor:
         scale = getattr(block.attn, "head_scale", None)
         return super().attended(block, x, out if scale is None else out * scale)
 
 
 class OpenClipFamily(Family):
     name = "an open_clip ViT"
-    example = 'open_clip.create_model("ViT-B-32").visual'
+    examples = ("open_clip.transformer.VisionTransformer", "open_clip.CLIP", "open_clip.CoCa")
     needs = ("conv1", "class_embedding", "positional_embedding")
     blocks_at = "transformer.resblocks"
     forms = (

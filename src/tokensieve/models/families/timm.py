@@ -11,17 +11,20 @@ from typing import Any, cast
 from torch import Tensor, nn
 
 from tokensieve.models.encoder.form import BlockForm, Given
+from tokensieve.models.encoder.padding import MaskedPool
 from tokensieve.models.families.base import (
     Family,
     attention_pool_macs,
+    has,
     linear_macs,
     matrix_entries,
     rotated,
     table_rows,
 )  # fmt: skip
+from tokensieve.models.families.timm_parallel import PARALLEL
 from tokensieve.models.verify import random_like
 
-__all__ = ["TimmFamily"]
+__all__ = ["NaflexFamily", "TimmFamily"]
 
 
 def _rotate(block: Any, x: Tensor, rope: Tensor, origin: Tensor | None, prefix: int) -> Tensor:
@@ -29,9 +32,23 @@ def _rotate(block: Any, x: Tensor, rope: Tensor, origin: Tensor | None, prefix: 
     return rotated(x, cos, sin, getattr(block.attn, "rotate_half", False), prefix)
 
 
+def _relative(block: Any, given: Given) -> Tensor | None:
+    """(1, H, L, L) bias by relative position: the block's own table, one that all blocks share, or both."""
+    attn, own = block.attn, None
+    if getattr(attn, "relative_position_bias_table", None) is not None:
+        own = attn._get_rel_pos_bias()
+    elif getattr(attn, "rel_pos", None) is not None:
+        own = attn.rel_pos.get_bias()
+    shared = next((given[name] for name in _SHARED if name in given), None)
+    both = own if shared is None else shared if own is None else own + shared
+    return cast("Tensor | None", both if both is None or both.dim() == 4 else both.unsqueeze(0))
+
+
+_SHARED = ("shared_rel_pos_bias", "shared_rel_pos")
 _COMMON: dict[str, Any] = {
     "norms": ("q_norm", "k_norm"), "scale": "scale", "inner": ("norm",), "gate": "gate", "out": ("proj", "proj_drop"),
     "mask": "attn_mask", "rotary": "rope", "rotate": _rotate,
+    "bias": _relative, "reads": _SHARED,
 }  # fmt: skip
 _PROJECTIONS: tuple[dict[str, Any], ...] = (
     {"qkv_bias": ("q_bias", "k_bias", "v_bias")},
@@ -43,17 +60,25 @@ _PRE: dict[str, Any] = {
     "after": ("ls1 | gamma_1", "drop_path1"), "mlp": ("norm2", "mlp", "ls2 | gamma_2", "drop_path2"),
 }  # fmt: skip
 _POST: dict[str, Any] = {
-    "only": ("ResPostBlock", "EvaBlockPostNorm"), "before": (), "after": ("norm1", "drop_path1"),
+    "only": ("ResPostBlock", "EvaBlockPostNorm", "ResPostRelPosBlock"), "before": (), "after": ("norm1", "drop_path1"),
     "mlp": ("mlp", "norm2", "drop_path2"),
 }  # fmt: skip
 
 
 class TimmFamily(Family):
     name = "a timm ViT"
-    example = 'timm.create_model("vit_base_patch16_224")'
+    examples: tuple[str, ...] = (
+        "timm.models.VisionTransformer",
+        "timm.models.Eva",
+        "timm.models.Beit",
+        "open_clip.TimmModel",
+    )
     library = "timm"
-    needs = ("patch_embed", "num_prefix_tokens")
-    forms = tuple(BlockForm(**_COMMON, **order, **qkv) for order in (_POST, _PRE) for qkv in (_FUSED, _APART))
+    needs: tuple[str, ...] = ("patch_embed", "num_prefix_tokens")
+    forms: tuple[BlockForm, ...] = (
+        *PARALLEL,
+        *(BlockForm(**_COMMON, **order, **qkv) for order in (_POST, _PRE) for qkv in (_FUSED, _APART)),
+    )
 
     def prefix(self, tower: nn.Module) -> int:
         return int(cast(Any, tower).num_prefix_tokens)
@@ -65,8 +90,15 @@ class TimmFamily(Family):
         return getattr(tower, "rope", None) is not None
 
     def sample(self, tower: nn.Module, block: nn.Module, patches: int) -> Given:
-        attn = cast(Any, block).attn
-        return {"rope": random_like(block, patches, 2 * attn.head_dim, seed=2)} if self.turns(tower) else {}
+        if not self.turns(tower):
+            return {}
+        return {"rope": random_like(block, patches, 2 * cast(Any, block).attn.head_dim, seed=2)}
+
+    def sample_patches(self, tower: nn.Module) -> int:
+        attn = getattr(cast(Any, tower).blocks[0], "attn", None)
+        bias = has(attn, "relative_position_bias_table | rel_pos") or has(tower, "rel_pos_bias | shared_rel_pos")
+        down, across = self.grid(tower)
+        return down * across if bias else 7
 
     def grid(self, tower: nn.Module) -> tuple[int, int]:
         return cast(tuple[int, int], tuple(cast(Any, tower).patch_embed.grid_size))
@@ -76,10 +108,10 @@ class TimmFamily(Family):
 
     def rest_macs(self, tower: nn.Module, patches: int) -> int:
         t = cast(Any, tower)
-        return patches * matrix_entries(t, "patch_embed.proj.weight") + linear_macs(t.head)
+        return patches * matrix_entries(t, "patch_embed.proj.weight") + linear_macs(getattr(t, "head", nn.Identity()))
 
     def pool_macs(self, tower: nn.Module, tokens: int) -> int:
-        pool = cast(Any, tower).attn_pool
+        pool = getattr(tower, "attn_pool", None)
         if pool is None:
             return 0
         return attention_pool_macs(pool, pool.kv, pool.num_heads * pool.head_dim, pool.latent_len, tokens)
@@ -97,6 +129,30 @@ class TimmFamily(Family):
 
     def feature_projector(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
         return _Projector(cast(Any, module).trunk, cast(Any, module).head)
+
+
+class NaflexFamily(TimmFamily):
+    """timm's ViT for images of any shape: padded batches carry a mask, rotary tables differ by image."""
+
+    name = "a timm NaFlexViT"
+    examples = ("timm.models.NaFlexVit",)
+    needs = ("embeds", "num_prefix_tokens")
+
+    def has_cls(self, tower: nn.Module) -> bool:
+        return has(tower, "embeds.cls_token")
+
+    def grid(self, tower: nn.Module) -> tuple[int, int]:
+        embeds = cast(Any, tower).embeds
+        if embeds.pos_embed_grid_size is not None:
+            return cast(tuple[int, int], tuple(embeds.pos_embed_grid_size))
+        (height, width), (down, across) = embeds.default_img_size, embeds.patch_size
+        return int(height) // int(down), int(width) // int(across)
+
+    def rest_macs(self, tower: nn.Module, patches: int) -> int:
+        return patches * matrix_entries(tower, "embeds.proj.weight") + linear_macs(cast(Any, tower).head)
+
+    def masked_pools(self, tower: nn.Module) -> list[tuple[nn.Module, type]]:
+        return [(tower, MaskedPool)]
 
 
 def _owner(model: nn.Module, tower: nn.Module) -> nn.Module | None:
