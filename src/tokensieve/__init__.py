@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tokensieve.methods.base import Method, Selector
     from tokensieve.methods.registry import list_methods, make_method, register_method
     from tokensieve.models.attach import attach, attachment_of
+    from tokensieve.models.families.base import Family
+    from tokensieve.models.families.registry import register_family
     from tokensieve.models.handle import Attachment
 
 __version__ = VERSION
@@ -44,11 +46,14 @@ _WHERE = {
     "list_methods": "methods.registry",
     "make_method": "methods.registry",
     "register_method": "methods.registry",
+    "register_family": "models.families.registry",
+    "Family": "models.families.base",
 }
 
 __all__ = [
     "Attachment",
     "Engine",
+    "Family",
     "Method",
     "Reduction",
     "Selector",
@@ -60,6 +65,7 @@ __all__ = [
     "list_methods",
     "load_engine",
     "make_method",
+    "register_family",
     "register_method",
 ]
 

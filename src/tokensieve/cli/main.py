@@ -23,6 +23,7 @@ COMMANDS = {
     "eval": "run the CLIP benchmark with token reduction, or evaluate re-identification (reid) or LLaVA (vlm)",
     "export": "write a model, reduced or not, to a file for ONNX Runtime, OpenVINO or torch",
     "extract": "features of one's own images, without labels, in a file",
+    "models": "list the model families that can be reduced, or say how one class works",
     "methods": "list the token-reduction methods, or show one with its options",
     "new": "write a method of your own, and its test, to start from",
     "plan": "cost on paper: GPU hours and money of a job, with and without token reduction",
