@@ -14,6 +14,7 @@ from helpers.eval_runs import make_run, make_runs, write_runs
 from tokensieve.cli import report
 from tokensieve.cli.main import main
 from tokensieve.records import new_record, write_record
+from tokensieve.tasks.viewer import read_frames
 from tokensieve.zoo.vit_s14 import onnx_path
 
 
@@ -217,3 +218,46 @@ def test_view_with_a_broken_checkpoint(capsys: pytest.CaptureFixture[str], tmp_p
     out = tmp_path / "out.png"
     err = refused(capsys, "view", photo, "--model", "ViT-B-32", "--pretrained", broken, "-o", out)
     assert "broken.pt" in err
+
+
+def moving_square(place: Path, frames: int = 12) -> Path:
+    """A square that goes from left to right over noise that stands still: a GIF, or PNGs in a folder."""
+    ground = np.random.default_rng(0).integers(0, 90, (112, 112, 3), dtype=np.uint8)
+    pictures = []
+    for i in range(frames):
+        pixels = ground.copy()
+        pixels[40:70, 7 * i : 7 * i + 28] = (250, 180, 20)
+        pictures.append(Image.fromarray(pixels))
+    if place.suffix == ".gif":
+        pictures[0].save(place, save_all=True, append_images=pictures[1:], duration=80, loop=0)
+        return place
+    place.mkdir()
+    for i, picture in enumerate(pictures):
+        picture.save(place / f"{i:03}.png")
+    return place
+
+
+@pytest.mark.parametrize("name", ["clip.gif", "clip"])
+def test_the_frames_of_a_moving_picture(tmp_path: Path, name: str) -> None:
+    clip = moving_square(tmp_path / name)
+    frames = read_frames(clip, 4)
+    assert [label for label, _ in frames] == (
+        ["frame 0", "frame 4", "frame 7", "frame 11"] if name == "clip.gif" else [f"{i:03}.png" for i in (0, 4, 7, 11)]
+    )
+    for number, (_, picture) in zip((0, 4, 7, 11), frames, strict=True):
+        bright = np.asarray(picture)[55, :, 0] > 200
+        assert bright.nonzero()[0][0] == 7 * number
+    assert len(read_frames(clip, 99)) == 12
+    assert len(read_frames(clip, 1)) == 1
+    assert [label for label, _ in read_frames(moving_square(tmp_path / "still.gif", frames=1))] == ["still.gif"]
+
+
+@needs_weights
+def test_view_draws_what_remains_of_each_frame(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    clip, out = moving_square(tmp_path / "clip.gif"), tmp_path / "frames.png"
+    assert main(["view", str(clip), "--method", "evit", "--keep", "64", "--frames", "3", "-o", str(out)]) == 0
+    assert "3 frames, 64 of 256 patches of each" in capsys.readouterr().out
+    assert Image.open(out).width > 3 * 448
+    assert "--frames 0: at least 1" in refused(capsys, "view", clip, "--frames", "0", "-o", out)
+    (tmp_path / "empty").mkdir()
+    assert "no image in folder" in refused(capsys, "view", tmp_path / "empty", "-o", out)

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import tokensieve
+from helpers.extra_token import OneMore
 from tokensieve.errors import UnsupportedModelError
-from tokensieve.models.encoder.run import grid_of, nearest_kept
+from tokensieve.models.grid import grid_of, nearest_kept, places_in
 from tokensieve.testing import tiny_model
 
 SIDE = 6  # patches of a tiny model's image, down and across
@@ -89,16 +90,16 @@ def test_dropped_patches_take_their_nearest_kept_one(family: str) -> None:
             torch.testing.assert_close(maps[block], filled(plain[block], handle.kept[kept], tiny.prefix))
 
 
-@pytest.mark.parametrize("method", ["tome", "sieve", "evit"])
+@pytest.mark.parametrize("method", ["tome", "sieve", OneMore()], ids=["tome", "sieve", "extra"])
 @pytest.mark.parametrize("family", ["timm_registers", "openclip", "transformers_dinov2_registers"])
-def test_merged_patches_are_copies_as_restore_gives_them(family: str, method: str) -> None:
+def test_merged_patches_are_copies_as_restore_gives_them(family: str, method) -> None:
     tiny = tiny_model(family)
     images = tiny.images(2)
     with torch.no_grad(), tokensieve.attach(tiny.model, method, keep=14, at=[0, 1, 2]) as handle:
         last = block_outputs(handle, lambda: tiny.feature(tiny.model, images))[-1]
         wanted = handle.restore(last)
         got = CALLS[family](tiny, images)[-1]
-        if method == "evit":  # dropped patches are 0 in restore
+        if isinstance(method, OneMore):  # dropped patches are 0 in restore
             wanted = torch.where(wanted == 0, got, wanted)
             assert torch.equal(got, filled(last, handle.kept[2], tiny.prefix))
         torch.testing.assert_close(got, wanted)
@@ -107,7 +108,7 @@ def test_merged_patches_are_copies_as_restore_gives_them(family: str, method: st
 def test_a_plain_forward_is_the_same_before_and_after() -> None:
     tiny = tiny_model("timm")
     images = tiny.images(2)
-    with torch.no_grad(), tokensieve.attach(tiny.model, "evit", keep=9, at=1) as handle:
+    with torch.no_grad(), tokensieve.attach(tiny.model, OneMore(), keep=9, at=1) as handle:
         before = tiny.feature(tiny.model, images)
         final, _ = tiny.model.forward_intermediates(images)
         assert final.shape == (2, 37, 32)
@@ -154,7 +155,7 @@ def test_gradients_and_checkpointing_with_full_size_features() -> None:
     for checkpoint in (False, True):
         model = copy.deepcopy(tiny.model).train()
         model.set_grad_checkpointing(checkpoint)
-        with tokensieve.attach(model, "evit", keep=[20, 9], at=[0, 2]):
+        with tokensieve.attach(model, OneMore(), keep=[20, 9], at=[0, 2]):
             out = model.forward_intermediates(images, intermediates_only=True)
             sum(m.square().mean() for m in out).backward()
         grads.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
@@ -171,6 +172,8 @@ def test_the_nearest_kept_patch_and_the_grid() -> None:
         for patch, slot in enumerate(image):
             apart = [sum((a - b) ** 2 for a, b in zip(place[patch], place[i], strict=True)) for i in kept]
             assert slot == apart.index(min(apart))
+        assert places_in(origin, grid)[0].tolist() == [list(place[i]) for i in origin[0].tolist()]
+    assert places_in(torch.tensor([[23, 24 + 5, -1]]), grid).tolist() == [[[1, 2, 3], [0, 1, 1], [-1, -1, -1]]]
     assert grid_of(36, (6, 6), (48, 48)) == (6, 6)
     assert grid_of(36, (6, 6), (32, 72)) == (4, 9)
     assert grid_of(40, (6, 6), (64, 40)) == (8, 5)
@@ -213,7 +216,7 @@ def text_model(kind: str):
 
 
 @pytest.mark.parametrize("method", ["sieve", "random"])
-@pytest.mark.parametrize("kind", ["DPT", "DepthAnything", "CLIPSeg"])
+@pytest.mark.parametrize("kind", ["DPT", "DepthAnything", "CLIPSeg", "OwlViT", "Owlv2"])
 def test_dense_models_run_reduced_and_give_full_size_maps(kind: str, method: str) -> None:
     torch.manual_seed(0)
     model = (depth_model if kind in ("DPT", "DepthAnything") else text_model)(kind).eval()

@@ -37,7 +37,7 @@ _DEFAULTS = {"method": "anchor"}
 
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
-    add("image", metavar="IMAGE", help="the photo")
+    add("image", metavar="IMAGE", help="the photo; or a GIF or a folder of frames, of which each is drawn")
     add("options", nargs="*", metavar="KEY=VALUE", help="options of the method")
     add("--method", default="anchor", metavar="NAME", help="see `tokensieve methods` (default: anchor)")
     add_budget_flags(parser)
@@ -50,6 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--blocks", type=blocks, metavar="BLOCKS", help="show these, such as 2,6,10 (default: the last of --at)")
     add("--compare", nargs="+", type=keep_number, metavar="K",
         help="these budgets side by side, each with its measured speed-up over the untouched model")  # fmt: skip
+    add("--frames", type=int, default=8, metavar="N", help="at most so many frames, evenly spaced (default: 8)")
     add("-o", "--output", default="view.png", metavar="FILE", help="a PNG file (default: view.png)")
 
 
@@ -61,18 +62,23 @@ def run(args: Namespace) -> int:
     if args.engine is not None:
         return _run_file(args)
     from tokensieve.report.pictures import png_bytes, read_photo, sheet
-    from tokensieve.tasks.viewer import Request, load_viewer
+    from tokensieve.tasks.viewer import Request, load_viewer, read_frames
 
     if args.compare and (args.keep is not None or args.keep_average is not None or args.blocks or args.mode != "prune"):
         raise OptionError("--compare takes the budgets itself, and shows what is kept at the end: leave out --keep, "
                           "--keep_average, --blocks and --mode")  # fmt: skip
-    photo = read_photo(args.image)
+    if args.frames < 1:
+        raise OptionError(f"--frames {args.frames}: at least 1")
+    frames = [("", read_photo(args.image))] if args.compare else read_frames(args.image, args.frames)
+    photo = frames[0][1]
     request = Request(
         args.method, keep_or_default(args, options), args.keep_average, args.at, args.schedule, args.mode, options
     )
     viewer = load_viewer(args.model, args.pretrained)
     if args.compare:
         return _compare(args, photo, request, viewer)
+    if len(frames) > 1:
+        return _frames(args, frames, request, viewer)
     found = viewer.look([photo], request)[0]
     shown = args.blocks or [max(found)]
     if missing := sorted(set(shown) - set(found)):
@@ -114,6 +120,26 @@ def _run_file(args: Namespace) -> int:
     title = f"{viewer.label}  \u00b7  {viewer.engine.about.model}  \u00b7  {Path(args.image).name}"
     write_whole(args.output, png_bytes(sheet(_rows(viewer.shown(photo), [found]), title)))
     print(f"{args.output}: {viewer.label}, {found.count} patches at the end")
+    return 0
+
+
+def _frames(args: Namespace, frames: Sequence[tuple[str, Image.Image]], request: Request, viewer: Viewer) -> int:
+    """Each frame and what remains of it: a column a frame."""
+    from tokensieve.report.pictures import Panel, draw_kept, draw_photo, png_bytes, sheet
+
+    if args.blocks:
+        raise OptionError("--blocks: of several frames the last block is shown")
+    top: list[Panel | None] = []
+    below: list[Panel | None] = []
+    for (name, frame), by_block in zip(frames, viewer.look([frame for _, frame in frames], request), strict=True):
+        last, shown = by_block[max(by_block)], viewer.shown(frame)
+        top.append(Panel(name, draw_photo(shown, last.grid)))
+        below.append(Panel(f"kept: {last.count}", draw_kept(shown, last.kept)))
+    title = f"{request.label}  \u00b7  {args.model}  \u00b7  {Path(args.image).name}"
+    write_whole(args.output, png_bytes(sheet([top, below], title)))
+    print(
+        f"{args.output}: {request.label}, {len(frames)} frames, {last.count} patches of each after block {last.block}"
+    )
     return 0
 
 

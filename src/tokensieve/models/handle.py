@@ -13,6 +13,7 @@ from tokensieve.core.budget import Keep
 from tokensieve.core.cost import BlockShape, Cost
 from tokensieve.errors import BudgetError, OptionError
 from tokensieve.methods.base import Method
+from tokensieve.models.grid import grid_of, places_in
 from tokensieve.models.swap import Swap
 
 __all__ = ["MODES", "Attachment", "Handle", "Mode", "listed_places"]
@@ -40,7 +41,8 @@ class Handle(ABC):
     method, keep, keep_average, schedule, mode, text, fuse_weight: what was asked for.
     at: the blocks (of a language model: the layers) where tokens leave. depth: how many blocks there are.
     tower: the vision encoder; blocks: the list that holds the blocks or layers; shapes: what each of them costs.
-    grid: patches down and across of the usual image; prefix: tokens before the patches (CLS, registers); has_cls:
+    grid: patches down and across of the usual image (after the frames, in a video model).
+    prefix: tokens before the patches (CLS, registers); has_cls:
         whether the first of them is a CLS; pools_patches: whether the feature is pooled over patches.
     project: takes patches into the space of the text, None where there is none.
     first, second: the methods before and inside a language model; None in an encoder. positions: what the tokens that
@@ -54,7 +56,7 @@ class Handle(ABC):
     tower: nn.Module
     blocks: nn.Module
     shapes: list[BlockShape]
-    grid: tuple[int, int]
+    grid: tuple[int, ...]
     prefix: int = 0
     has_cls: bool = False
     pools_patches: bool = False
@@ -142,6 +144,18 @@ class Handle(ABC):
     @abstractmethod
     def kept(self) -> dict[int, Tensor]:
         """cut -> (B, K) original indices of the patches that remain after it, ascending."""
+
+    @property
+    def places(self) -> dict[int, Tensor]:
+        """cut -> (B, K, 2) row and column of the patches in `kept`; (B, K, 3) frame, row, column in a video model.
+
+        Those of several images in one prompt count anew in each; -1 where `kept` has -1.
+        """
+        return {cut: places_in(index, self._grid_now()) for cut, index in self.kept.items()}
+
+    def _grid_now(self) -> tuple[int, ...]:
+        """The grid of the last forward's images."""
+        return grid_of(self.patches, self.grid, ())
 
     @property
     @abstractmethod

@@ -27,10 +27,10 @@ from tokensieve.engines.load import load_engine
 from tokensieve.errors import MissingMaterialError, OptionError
 from tokensieve.models.attach import Mode, attach
 from tokensieve.models.handle import Attachment
-from tokensieve.report.pictures import Selection
+from tokensieve.report.pictures import Selection, read_photo
 from tokensieve.tasks.bench.models import check_model
 from tokensieve.tasks.bench.timing import interleave, ratio
-from tokensieve.utils.images import image_files
+from tokensieve.utils.images import image_files, open_image
 from tokensieve.utils.torchvision import declare_missing_schemas
 
 __all__ = [
@@ -42,6 +42,7 @@ __all__ = [
     "compare",
     "find_photos",
     "load_viewer",
+    "read_frames",
     "sample_photos",
 ]
 
@@ -105,7 +106,7 @@ class Viewer:
             handle = request.attach(self.model)
         with handle, torch.inference_mode():
             encode(images)
-            kept, scores, grid = handle.kept, handle.scores, handle.grid
+            kept, scores, grid = handle.kept, handle.scores, (handle.grid[0], handle.grid[1])
             if not kept:  # a budget that keeps all
                 everything = torch.arange(handle.patches).expand(len(photos), -1)
                 kept = {handle.depth - 1: everything}
@@ -237,3 +238,31 @@ def find_photos(paths: Sequence[str | Path], most: int = 8) -> list[Path]:
         else:
             found.append(path)
     return found
+
+
+def read_frames(path: str | Path, most: int = 8) -> list[tuple[str, Image.Image]]:
+    """Names and frames of a moving picture: a GIF (or any image file of several frames), or the images of a folder.
+
+    At most `most`, evenly spaced from the first to the last. A still image gives one.
+    """
+    if Path(path).is_dir():
+        files = image_files(path)
+        if not files:
+            raise MissingMaterialError(f"no image in folder {path}")
+        return [(files[i].name, read_photo(files[i])) for i in _spaced(len(files), most)]
+    with open_image(path) as image:
+        count = getattr(image, "n_frames", 1)
+        if count == 1:
+            return [(Path(path).name, read_photo(path))]
+        found = []
+        for number in _spaced(count, most):
+            image.seek(number)
+            found.append((f"frame {number}", image.convert("RGB")))
+        return found
+
+
+def _spaced(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers 0 to count - 1, the first and the last among them."""
+    if count <= most:
+        return list(range(count))
+    return [round(i * (count - 1) / max(1, most - 1)) for i in range(most)]

@@ -19,6 +19,7 @@ from tokensieve.models.encoder.fuse import FusingTower
 from tokensieve.models.encoder.hooks import warn_of_hooks
 from tokensieve.models.encoder.run import Run, SievedBlocks
 from tokensieve.models.families.base import Family
+from tokensieve.models.grid import grid_of
 from tokensieve.models.handle import Handle, Mode
 from tokensieve.models.swap import swapped_class
 from tokensieve.models.verify import skip_on_meta
@@ -90,8 +91,6 @@ class EncoderHandle(Handle):
             return
         if text.dim() not in (2, 3):
             raise OptionError(f"text of shape {tuple(text.shape)}: give features (T, E), or (B, T, E) for each image")
-        if not text.isfinite().all():
-            raise OptionError("text: features must be finite, and some are NaN or infinite")
         if self.project is None:
             raise UnsupportedModelError(f"text: {family.name} has no joint space for single patches")
 
@@ -180,6 +179,10 @@ class EncoderHandle(Handle):
     def kept(self) -> dict[int, Tensor]:
         """block -> (B, K) original indices of the patches that remain after it, ascending."""
         return dict(self._last.kept)
+
+    def _grid_now(self) -> tuple[int, ...]:
+        run = self._last
+        return grid_of(run.patches or self.patches, self.grid, run.image or ())
 
     @property
     def scores(self) -> dict[int, Tensor]:

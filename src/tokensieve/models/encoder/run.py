@@ -11,7 +11,6 @@ Imports core, swap and timing.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -26,13 +25,14 @@ from tokensieve.core.view import TokenView
 from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.encoder.hooks import warn_of_hooks
 from tokensieve.models.encoder.padding import budget, last_origin, padded_cut
+from tokensieve.models.grid import grid_of, nearest_kept
 from tokensieve.models.swap import calls_its_class
 from tokensieve.models.timing import now
 
 if TYPE_CHECKING:
     from tokensieve.models.encoder.handle import EncoderHandle
 
-__all__ = ["Attended", "Run", "SievedBlocks", "State", "fusing_runs", "grid_of", "image_sizes", "nearest_kept"]
+__all__ = ["Attended", "Run", "SievedBlocks", "State", "fusing_runs", "image_sizes"]
 
 
 class State(NamedTuple):
@@ -295,30 +295,3 @@ fusing_runs: ContextVar[list[Run]] = ContextVar("fusing_runs")
 
 # Pixels of the image whose features the caller wants in full size; None otherwise. See `dense`.
 image_sizes: ContextVar[tuple[int, ...] | None] = ContextVar("image_sizes", default=None)
-
-
-def grid_of(patches: int, usual: tuple[int, ...], image: tuple[int, ...]) -> tuple[int, ...]:
-    """Patches along each axis of an image of `patches`.
-
-    usual: those of the model's usual image. image: the pixels of this one, () where they are not known.
-    """
-    for size in (image, usual):
-        if len(size) == 2:
-            rows = round(math.sqrt(patches * size[0] / size[1]))
-            if rows and patches % rows == 0 and abs(patches // rows / rows - size[1] / size[0]) <= 1.0 / rows:
-                return rows, patches // rows
-        if math.prod(usual) == patches:
-            return usual
-    raise UnsupportedModelError(f"{patches} patches of an image of {image}: the grid they were cut from is not known")
-
-
-def nearest_kept(origin: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """(B, N) for each patch of the grid the slot of the nearest kept one; of equally near ones the first.
-
-    origin: (B, K) indices of the kept patches.
-    """
-    axes = [torch.arange(n, device=origin.device) for n in grid]
-    place = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, len(grid))  # (N, axes)
-    apart = (place[None, :, None] - place[origin][:, None]).square().sum(dim=-1)  # (B, N, K)
-    order = torch.arange(origin.shape[1], device=origin.device)
-    return (apart * origin.shape[1] + order).argmin(dim=-1)

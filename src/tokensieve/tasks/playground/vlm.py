@@ -57,7 +57,7 @@ class Asking:
             before, full_ms = self._generate(inputs)
             with request.attach(self.model) as handle:
                 after, ms = self._generate(inputs)
-                kept, grid = dict(handle.kept), handle.grid
+                kept, grid = dict(handle.kept), (handle.grid[0], handle.grid[1])
                 tokens, full = float(handle.stats.vision_tokens_average), int(handle.patches)
                 cost: Any = handle.cost()  # a language model's: its MACs are the prompt's
                 saved = float(cost.saved)

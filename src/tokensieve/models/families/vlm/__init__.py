@@ -58,7 +58,7 @@ def _refuse(whole: Any) -> None:
     if "image" in modalities and "text" in modalities and hasattr(config, "text_config"):
         inner = getattr(whole, "model", whole)
         if any(hasattr(inner, part) for part in ("language_model", "text_model", "qformer", "decoder")) and not any(
-            hasattr(whole, part) for part in ("logit_scale", "text_projection")
+            hasattr(whole, part) for part in ("logit_scale", "text_projection", "clip", "owlvit", "owlv2")
         ):
             known = ", ".join(family.name for family in VLM_FAMILIES if type(family) is not LlavaTower)
             raise UnsupportedModelError(
