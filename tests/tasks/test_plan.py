@@ -126,3 +126,16 @@ def test_wrong_lines_are_one_line(line: str, named: str, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert named in said
     assert len(said.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "internvl", "idefics3", "gemma3", "mistral3"])
+def test_other_vision_language_models_from_their_configuration(kind, tmp_path) -> None:
+    from tokensieve.testing.vlm import tiny_vlm
+
+    tiny_vlm(kind).model.config.save_pretrained(tmp_path)
+    rates = Rates(A100, utilisation=0.4, gained=1.0)
+    keep = {"method": "fastv", "keep": 0.25}
+    without, cut = plan_vlm(str(tmp_path), 1e6, rates, keep, text=20, answer=8, batch=4)
+    assert cut["vision_tokens"] < without["vision_tokens"]
+    assert cut["prefill_tmacs"] < without["prefill_tmacs"]
+    assert cut["kv_mb"] < without["kv_mb"]

@@ -11,6 +11,7 @@ import torch
 from tokensieve.errors import BudgetError, MissingMaterialError, OptionError, UnknownNameError, nearest
 from tokensieve.models.attach import attach
 from tokensieve.models.decoder import VlmAttachment
+from tokensieve.models.families.vlm import vlm_parts
 from tokensieve.tasks.plan.rates import Rates
 
 __all__ = ["VLMS", "is_vlm_name", "plan_vlm"]
@@ -37,7 +38,7 @@ def is_vlm_name(name: str) -> bool:
     return False
 
 
-def empty_llava(name: str) -> Any:
+def empty_vlm(name: str) -> Any:
     """The model without weights."""
     import transformers as hf
 
@@ -51,12 +52,14 @@ def empty_llava(name: str) -> Any:
         except (OSError, ValueError, KeyError) as error:
             first = (str(error).strip().splitlines() or ["?"])[0]
             raise MissingMaterialError(f"--model {name}: no configuration of a model there ({first[:160]})") from None
-        if config.model_type != "llava":
-            raise OptionError(
-                f"--model {name} is a {config.model_type} model: of vision-language models LLaVA is known"
-            )
     with torch.device("meta"):
-        return hf.LlavaForConditionalGeneration(config).eval()
+        try:
+            model: Any = hf.AutoModelForImageTextToText.from_config(config).eval()
+        except ValueError:
+            raise OptionError(f"--model {name} is a {config.model_type} model, not a vision-language model") from None
+    if vlm_parts(model) is None:
+        raise OptionError(f"--model {name} is a {config.model_type} model, which has no vision tokens to reduce")
+    return model
 
 
 class _Job:
@@ -64,14 +67,17 @@ class _Job:
 
     def __init__(self, model: Any, rates: Rates, text: int, answer: int, batch: int | None) -> None:
         self.rates, self.text, self.answer, self.batch = rates, text, answer, batch
-        inner = model.model
+        parts = vlm_parts(model)
+        assert parts is not None
+        _, inner, family = parts
+        language_model = family.language_model(inner)
         words = inner.config.text_config
         head_dim = getattr(words, "head_dim", None) or words.hidden_size // words.num_attention_heads
         self.kv_token = 2 * words.num_key_value_heads * head_dim * HALF  # bytes of one token in one layer
         self.width = words.num_attention_heads * head_dim
         self.weights = HALF * sum(p.numel() for p in model.parameters())
-        table = inner.language_model.embed_tokens.weight.numel()  # decoding looks one row of it up
-        language = sum(p.numel() for p in inner.language_model.parameters()) - table
+        table = language_model.embed_tokens.weight.numel()  # decoding looks one row of it up
+        language = sum(p.numel() for p in language_model.parameters()) - table
         self.decoded = language + model.lm_head.weight.numel()  # weights that one decoding step reads; MACs a token
 
     def kv_bytes(self, vision: Sequence[float], answered: float) -> float:
@@ -113,7 +119,7 @@ def plan_vlm(
     for flag, value in (("--text", text), ("--answer", answer), ("--batch", 1 if batch is None else batch)):
         if value < 1:
             raise OptionError(f"{flag} {value}: at least 1")
-    model = empty_llava(name)
+    model = empty_vlm(name)
     with attach(model, **reduction) as handle:
         assert isinstance(handle, VlmAttachment)
         cost, patches = handle.cost(text), handle.patches
