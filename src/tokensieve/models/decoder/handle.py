@@ -325,27 +325,30 @@ class VlmHandle(Handle):
         """Vision tokens that each decoder layer runs on: of the last prompt (mean over rows), before it as planned."""
         if self.last is not None and self.last.stats.vision_tokens_per_layer:
             return list(self.last.stats.vision_tokens_per_layer)
-        return [float(n) for n in self._planned()]
+        return [float(n) for n in self._planned(self.patches)]
 
-    def cost(self, text_tokens: int | None = None) -> VlmCost:
+    def cost(self, text_tokens: int | None = None, vision_tokens: int | None = None) -> VlmCost:
         """MACs of one prompt's prefill, with and without: mean over the last batch, padding not counted.
 
         text_tokens: a number plans for a prompt of one image and so many text tokens, whatever ran before. None takes
-        the last batch; before one, a prompt of one image and no text.
+        the last batch; before one, a prompt of one image and no text. vision_tokens: of that image, None: as usual.
         """
         stats = self.last.stats if self.last is not None and text_tokens is None else None
+        usual = vision_tokens or self.patches
         if stats is not None and stats.images:
             text, totals, left = stats.text_of_prompts, stats.vision_of_prompts, stats.vision_left
             images = stats.images / stats.batch
         else:
-            text, totals, left = [text_tokens or 0], [self.patches], [[n] for n in self._planned()]
+            text, totals, left = [text_tokens or 0], [usual], [[n] for n in self._planned(usual)]
             images = 1.0
         rows = len(text)
         macs = sum(decoder_macs(self.shapes, [text[row] + layer[row] for layer in left]) for row in range(rows))
         full = sum(decoder_macs(self.shapes, [text[row] + totals[row]] * self.depth) for row in range(rows))
         projection = self.family.projection(self.inner)
         projected = 0 if projection is None else linear_macs(projection)
-        first = sum(totals) / rows if self.first is None else self.counts(self.patches)[PROJECTOR] * images
+        first = sum(totals) / rows
+        if self.first is not None and self.family.chooses_before_projector:
+            first = self.counts(usual)[PROJECTOR] * images
         tower = self.family.tower_macs(self.inner, sum(totals) / rows / max(images, 1)) * images
         return VlmCost(
             macs=round(macs / rows), macs_full=round(full / rows),
@@ -355,10 +358,10 @@ class VlmHandle(Handle):
             vision_tokens_per_layer=tuple(sum(layer) / rows for layer in left),
         )  # fmt: skip
 
-    def _planned(self) -> list[int]:
+    def _planned(self, patches: int) -> list[int]:
         """Vision tokens of each decoder layer for a prompt of one image."""
-        counts = self.counts(self.patches)
-        current, out = counts.get(PROJECTOR, self.patches), []
+        counts = self.counts(patches)
+        current, out = counts.get(PROJECTOR, patches), []
         for layer in range(self.depth):
             current = counts.get(layer, current)
             out.append(current)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -103,11 +103,18 @@ class _Clock:
 
 
 class Asker:
-    """A processor, a prompt and a length, with which models are asked. Greedy decoding."""
+    """A processor, a prompt and a length, with which models are asked. Greedy decoding.
+
+    A model other than LLaVA is asked by its processor's own chat template, unless a prompt is given.
+    """
 
     def __init__(self, processor: Any, prompt: str = PROMPT, new_tokens: int = 16) -> None:
         self.processor, self.prompt, self.new_tokens = processor, check_prompt(prompt), new_tokens
         self.placeholder = getattr(processor, "image_token", "<image>")
+        kind = type(processor).__name__
+        self.nested = kind in ("Idefics3Processor", "SmolVLMProcessor", "Gemma3Processor")
+        own = getattr(processor, "chat_template", None)
+        self.chat = prompt == PROMPT and own is not None and kind != "LlavaProcessor"
 
     def batches(self, questions: Sequence[Asked], size: int) -> Iterator[dict[str, Tensor]]:
         """Inputs of `size` questions at a time, padded on the left."""
@@ -122,8 +129,9 @@ class Asker:
                 load_image(asked.image) if isinstance(asked.image, Path) else Image.fromarray(asked.image)
                 for asked in some
             ]
-            found = self.processor(images=images, text=texts, padding=True, return_tensors="pt")
-            yield {name: found[name] for name in ("input_ids", "attention_mask", "pixel_values")}
+            given: Any = [[image] for image in images] if self.nested else images
+            found = self.processor(images=given, text=texts, padding=True, return_tensors="pt")
+            yield {name: value for name, value in found.items() if isinstance(value, Tensor)}
 
     def _text(self, asked: Asked) -> str:
         if self.placeholder in asked.question:
@@ -132,6 +140,10 @@ class Asker:
                 f"question {asked.question!r}: it has {self.placeholder} in it, so the prompt would have {more} "
                 "placeholders for one image; the prompt's template has the one that counts"
             )
+        if self.chat:  # as the model was taught
+            said = [{"type": "image"}, {"type": "text", "text": asked.question}]
+            chat = [{"role": "user", "content": said}]
+            return cast(str, self.processor.apply_chat_template(chat, add_generation_prompt=True))
         return self.prompt.replace("<image>", self.placeholder).replace("{question}", asked.question)
 
     def _check_length(self, model: Any, prompt: int) -> None:

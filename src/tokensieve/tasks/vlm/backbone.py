@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from tokensieve.errors import BudgetError, OptionError
+from tokensieve.errors import BudgetError, OptionError, UnsupportedModelError
 from tokensieve.methods.trained.merger import TokenMerger
 from tokensieve.methods.trained.pruner import LayerPruners
 from tokensieve.models.families.base import linear_macs
@@ -35,6 +35,8 @@ def load_backbone(config: VlmConfig) -> tuple[Any, Any]:
 
     name = config.backbone_settings.name
     model, processor = load_llava(None if name == SMALL_LLAVA else name)
+    if type(model).__name__ != "LlavaForConditionalGeneration":
+        raise UnsupportedModelError(f"{name}: merger and pruners are trained on LLaVA, not on {type(model).__name__}")
     model.requires_grad_(False)
     return model, processor
 

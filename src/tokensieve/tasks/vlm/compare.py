@@ -82,9 +82,10 @@ def figures_of(answers: Answers, plan: VlmAttachment, reduced: bool) -> dict[str
         macs, tower = answers.mean(answers.macs), answers.mean(answers.macs_tower)
         left = [answers.mean(layer) for layer in zip(*answers.left, strict=True)]
     else:
-        costs = {text: plan.cost(text_tokens=text) for text in set(answers.text)}
-        macs = statistics.fmean(costs[text].macs_full for text in answers.text)
-        tower = statistics.fmean(costs[text].with_tower.macs_full for text in answers.text)
+        prompts = list(zip(answers.text, answers.vision, strict=True))
+        costs = {prompt: plan.cost(*prompt) for prompt in set(prompts)}
+        macs = statistics.fmean(costs[prompt].macs_full for prompt in prompts)
+        tower = statistics.fmean(costs[prompt].with_tower.macs_full for prompt in prompts)
         left = [statistics.fmean(answers.vision)] * plan.depth
     return {
         "gmacs": macs / 1e9,

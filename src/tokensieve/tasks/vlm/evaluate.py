@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from PIL import Image
+from torch import Tensor
 
 from tokensieve.core.budget import Keep, check_schedule
 from tokensieve.errors import OptionError, UnknownNameError, nearest
@@ -33,7 +35,7 @@ from tokensieve.report.results import EVAL_FORMAT
 from tokensieve.tasks.bench.models import twin
 from tokensieve.tasks.vlm.answers import PROMPT, Answers, Asked, Asker, kept_patches, pictures_of
 from tokensieve.tasks.vlm.compare import METRICS, Comparison, figures_of, saved, scores_of, speed_against
-from tokensieve.tasks.vlm.data import draw_questions, load_questions
+from tokensieve.tasks.vlm.data import draw_questions, load_image, load_questions
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 from tokensieve.tasks.vlm.load import load_llava
 from tokensieve.tasks.vlm.smol.data import photo_questions
@@ -253,14 +255,23 @@ def _samples(asker: Asker, run: Run, found: Comparison, options: VlmEvalOptions)
         kept = grid = None
         if run.handle is not None:
             asker.ask(run.model, inputs, Answers(), run.handle)
-            kept, grid = kept_patches(run.handle)[0], list(run.handle.grid)
-        (picture,) = pictures_of(inputs["pixel_values"], asker.processor)
+            down, across = run.handle.grid
+            if run.handle.stats.vision_of_prompts == [down * across]:  # else its tokens are no grid of the picture
+                kept, grid = kept_patches(run.handle)[0], [down, across]
+        picture = _picture(asked, inputs["pixel_values"], asker.processor)
         entries.append(
             {"name": asked.name, "type": asked.kind, "question": asked.question, "answers": list(asked.answers),
              "given": found.own[i], "unpruned": found.plain[i], "score": found.scores[i],
              "score_unpruned": found.scores_plain[i], "kept": kept, "grid": grid, "picture": jpeg_uri(picture, 90)}
         )  # fmt: skip
     return entries
+
+
+def _picture(asked: Asked, pixels: Tensor, processor: Any) -> Image.Image:
+    """The image as the model sees it; where that is no single picture (tiles, rows of patches), as it is."""
+    if pixels.dim() == 4 and len(pixels) == 1 and pixels.shape[1] == 3:
+        return pictures_of(pixels, processor)[0]
+    return load_image(asked.image) if isinstance(asked.image, Path) else Image.fromarray(asked.image)
 
 
 def _spread(which: Sequence[int], questions: Sequence[Asked], count: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A LLaVA model and its processor from a folder or a name, with one clear line where that does not work.
+"""A vision-language model and its processor from a folder or a name, with one clear line where that does not work.
 
 Imports torch; transformers inside functions.
 """
@@ -18,7 +18,11 @@ from tokensieve.utils.hub import quiet_hub
 
 __all__ = ["load_llava"]
 
-KIND = "llava"  # of its configuration; LLaVA-NeXT's prompts depend on the image's size
+# model_type of the configurations that questions can be put to
+KINDS = (
+    "llava", "llava_next", "llava_onevision", "vipllava", "qwen2_vl", "qwen2_5_vl", "qwen3_vl", "glm4v", "internvl",
+    "aya_vision", "idefics3", "smolvlm", "gemma3", "paligemma", "mistral3",
+)  # fmt: skip
 
 
 def load_llava(name: str | None = None, device: str | None = None) -> tuple[Any, Any]:
@@ -46,7 +50,7 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
     level = hf.logging.get_verbosity()
     hf.logging.set_verbosity_error()  # what is missing is said below, in one line
     try:
-        loader: Any = hf.LlavaForConditionalGeneration  # its types do not know output_loading_info
+        loader: Any = hf.AutoModelForImageTextToText  # its types do not know output_loading_info
         with quiet_hub():
             model, info = loader.from_pretrained(name, dtype=dtype, output_loading_info=True)
             processor = hf.AutoProcessor.from_pretrained(name)
@@ -65,7 +69,7 @@ def _load(name: str, device: str) -> tuple[Any, Any]:
 
 
 def _check_kind(name: str) -> None:
-    """Refuse what is no LLaVA by its configuration."""
+    """Refuse what is not a known vision-language model by its configuration."""
     import transformers as hf
 
     folder = Path(name)
@@ -88,8 +92,10 @@ def _check_kind(name: str) -> None:
             raise MissingMaterialError(
                 f"model {name}: no such folder, and transformers cannot get it: {_short(error)}"
             ) from None
-    if found != KIND:
-        raise UnsupportedModelError(f"model {name} is a {found} model: questions can be put to a {KIND} model")
+    if found not in KINDS:
+        raise UnsupportedModelError(
+            f"model {name} is a {found} model: questions can be put to models of the kinds {', '.join(KINDS)}"
+        )
 
 
 def _short(error: BaseException) -> str:

@@ -77,6 +77,7 @@ class VlmFamily(ABC):
     projector: ClassVar[str | None] = "multi_modal_projector"
     pixels: ClassVar[dict[str, str]] = {"image": "pixel_values"}  # modality -> the argument that holds its pixels
     renumbers: ClassVar[bool] = True  # positions are one row of numbers, so they can be counted anew
+    chooses_before_projector: ClassVar[bool] = False  # so that it projects fewer tokens
     joins_tiles: ClassVar[bool] = False  # features come tile by tile; a run of placeholders is an image
     blocks_in_window: ClassVar[bool] = True  # a sliding window also bounds tokens that see each other both ways
 

@@ -97,6 +97,7 @@ def encode(
 class Llava(VlmFamily):
     name = "LLaVA"
     models: ClassVar[tuple[str, ...]] = ("LlavaModel",)
+    chooses_before_projector: ClassVar[bool] = True
 
     def matches(self, inner: nn.Module) -> bool:
         return super().matches(inner) and _CLIP.matches(inner_tower(cast(Any, inner).vision_tower))
