@@ -48,7 +48,8 @@ def pages() -> dict[Path, str]:
     table = "\n".join(rows)
     listed = "\n".join(list_methods())
     found[DOCS / "methods" / "index.md"] = (
-        f"{NOTE}# Methods\n\nAll run under the same budget, model, data and clock. Each page is made from the method's class.\n\n"
+        f"{NOTE}# Methods\n\nAll run under the same budget, model, data and clock. Each page is made from the "
+        f"method's class.\n\n"
         f"| method | what it does | paper |\n|---|---|---|\n{table}\n\n"
         f"```{{toctree}}\n:hidden:\n\n{listed}\n```\n"
     )

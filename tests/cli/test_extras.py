@@ -27,7 +27,7 @@ def test_an_extra_brings_what_its_line_promises(module: str, extra: str) -> None
 
 def test_core_dependencies_are_few() -> None:
     names = {re.split(r"[<>=]", line)[0].lower() for line in PROJECT["dependencies"]}
-    assert names == {"torch", "numpy", "pillow", "rich", "safetensors", "pyyaml"}
+    assert names == {"torch", "filelock", "numpy", "pillow", "rich", "safetensors", "pyyaml"}
 
 
 @pytest.mark.parametrize("module", ["timm", "transformers", "sklearn"])
