@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from tokensieve.errors import MissingMaterialError
 from tokensieve.tasks.vlm.smol.features import Features, layout_of
 from tokensieve.tasks.vlm.smol.model import LORA_LINEARS
-from tokensieve.tasks.vlm.smol.packing import Pack, Texts, answer_logits, pack, pool
+from tokensieve.tasks.vlm.smol.packing import Pack, Texts, answer_logits, answers_right, pack, pool
 from tokensieve.tasks.vlm.smol.questions import DESCRIBE, KINDS, PhotoQuestion, ask, caption
 from tokensieve.tasks.vlm.smol.recipe import QuestionConfig
 from tokensieve.training import Step, Validation
@@ -117,10 +117,8 @@ class QuestionTask:
     def _judge(self, number: int) -> list[tuple[str, bool]]:
         """One held-out picture: kinds of its questions, and whether the answer is right."""
         packed, asked = self.pack(self.held_out, [number], 0, captions=False, kinds=KINDS)
-        there = packed.targets >= 0
-        wrong = torch.zeros(packed.targets.shape, dtype=torch.bool)
-        wrong[there] = self.logits(self.held_out, [number], packed).argmax(-1) != packed.targets[there]
-        return [(q.kind, not bool(wrong[packed.segment == index].any())) for index, q in enumerate(asked[0])]
+        right = answers_right(self.logits(self.held_out, [number], packed), packed, len(asked[0]))
+        return [(q.kind, good) for q, good in zip(asked[0], right, strict=True)]
 
     def facts(self) -> dict[str, Any]:
         return {"stage": "questions", **asdict(self.config), "pictures": self.train.count}

@@ -18,7 +18,7 @@ from tokensieve.tasks.vlm.answers import PROMPT
 from tokensieve.tasks.vlm.smol.features import TOKENS
 from tokensieve.tasks.vlm.smol.pictures import PATCHES
 
-__all__ = ["IGNORE", "Pack", "Texts", "answer_logits", "pack", "pool"]
+__all__ = ["IGNORE", "Pack", "Texts", "answer_logits", "answers_right", "pack", "pool"]
 
 IGNORE = -100
 
@@ -123,3 +123,12 @@ def answer_logits(language: Any, head: Any, image: Tensor, packed: Pack) -> Tens
         position_ids=packed.positions(tokens).to(image.device), use_cache=False,
     ).last_hidden_state  # fmt: skip
     return head(hidden[:, len(packed.before) + tokens :][packed.targets >= 0])
+
+
+def answers_right(logits: Tensor, packed: Pack, questions: int) -> list[bool]:
+    """Of a pack of one picture, whether each answer's tokens are the likeliest, each behind the true ones before it: the
+    same as greedy generation being right."""
+    there = packed.targets >= 0
+    wrong = torch.zeros(packed.targets.shape, dtype=torch.bool)
+    wrong[there] = logits.argmax(-1).cpu() != packed.targets[there]
+    return [not bool(wrong[packed.segment == number].any()) for number in range(questions)]
