@@ -126,8 +126,10 @@ def answer_logits(language: Any, head: Any, image: Tensor, packed: Pack) -> Tens
 
 
 def answers_right(logits: Tensor, packed: Pack, questions: int) -> list[bool]:
-    """Of a pack of one picture, whether each answer's tokens are the likeliest, each behind the true ones before it: the
-    same as greedy generation being right."""
+    """Of a pack of one picture, whether each answer's tokens are the likeliest, each behind the true ones before it.
+
+    That is the same as greedy generation being right.
+    """
     there = packed.targets >= 0
     wrong = torch.zeros(packed.targets.shape, dtype=torch.bool)
     wrong[there] = logits.argmax(-1).cpu() != packed.targets[there]
