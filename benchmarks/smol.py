@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from evidence import put_into_page, table
 
@@ -32,7 +33,9 @@ def main() -> None:
     from tokensieve.tasks.vlm.smol.model import load_smol_llava
     from tokensieve.tasks.vlm.smol.questions import KINDS
 
-    rows = [{"who": "commonest answer to the wording", **shares_by_kind(blind_answers(1500, args.images, SEED))}]
+    rows: list[dict[str, Any]] = [
+        {"who": "commonest answer to the wording", **shares_by_kind(blind_answers(1500, args.images, SEED))}
+    ]
     model, processor = load_smol_llava(args.adapter)
     cases = (("256 tokens", 16, "all"), ("pooled to 64", 8, "all"), ("256 tokens, unseen pairs", 16, "unseen"))
     for who, side, combinations in cases:

@@ -51,14 +51,17 @@ class Bench:
         from tokensieve.tasks.vlm.default import small_llava_folder
         from tokensieve.tasks.vlm.evaluate import EVAL_SEED, held_out_questions, plan_of
         from tokensieve.tasks.vlm.load import load_llava
+        from tokensieve.tasks.vlm.smol.data import photo_questions
+        from tokensieve.tasks.vlm.smol.model import SMOL, shipped_adapter
 
+        smol = str(model) == SMOL
         self.adapter, self.batch, self.output = adapter, batch, output
         self.model, processor = load_llava(None if model is None else str(model))
         self.asker = Asker(processor)
-        self.questions = held_out_questions(images)
+        self.questions = photo_questions(images, EVAL_SEED) if smol else held_out_questions(images)
         self.plan = plan_of(self.model)
         self.facts: dict[str, Any] = {
-            "model": digest(model or small_llava_folder()), "images": images, "questions": len(self.questions),
+            "model": digest(shipped_adapter() if smol else model or small_llava_folder()), "images": images, "questions": len(self.questions),
             "seed": EVAL_SEED,
         }  # fmt: skip
 
@@ -171,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     records = HERE / "records" / "vlm"
-    add("--model", type=Path, help="folder of a LLaVA (default: the shipped small one)")
+    add("--model", type=Path, help="folder of a LLaVA, or smol (default: the shipped small one); for smol name -o too")
     add("--adapter", type=Path, help="what `tokensieve train vlm` wrote: the learned two_stage runs too")
     add("--methods", nargs="+", default=list(FREE), choices=list(FREE), metavar="M", help=", ".join(FREE))
     add("--budgets", nargs="+", type=float, default=list(BUDGETS), help="kept on layer average")

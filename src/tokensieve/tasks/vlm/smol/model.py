@@ -23,7 +23,16 @@ from tokensieve.utils.tensor_files import read_tensors
 from tokensieve.zoo.smollm2 import load_smollm2
 from tokensieve.zoo.vit_s14 import MEAN, PATCH, STD, vit_s14_dinov2
 
-__all__ = ["ADAPTER", "IMAGE", "LORA_LINEARS", "SMOL", "build_smol_llava", "load_smol_llava", "merge_adapter"]
+__all__ = [
+    "ADAPTER",
+    "IMAGE",
+    "LORA_LINEARS",
+    "SMOL",
+    "build_smol_llava",
+    "load_smol_llava",
+    "merge_adapter",
+    "shipped_adapter",
+]
 
 SMOL = "smol"
 IMAGE = "<image>"
@@ -77,12 +86,17 @@ def _processor(tokenizer: Any) -> Any:
     )  # fmt: skip
 
 
+def shipped_adapter() -> Path:
+    """Where the trained part lies that comes with the package."""
+    return Path(str(resources.files("tokensieve.tasks.vlm") / "data" / ADAPTER))
+
+
 def load_smol_llava(adapter: Path | None = None) -> tuple[Any, Any]:
     """(model, processor): LlavaForConditionalGeneration in evaluation mode, float32, and its LlavaProcessor.
 
     adapter: what `tokensieve train smol` wrote; None for the shipped one.
     """
-    path = adapter or Path(str(resources.files("tokensieve.tasks.vlm") / "data" / ADAPTER))
+    path = adapter or shipped_adapter()
     if not path.is_file():
         raise MissingMaterialError(f"{path} is not there; make it with `tokensieve train smol`")
     model, processor = build_smol_llava()
