@@ -60,8 +60,9 @@ class Bench:
         self.asker = Asker(processor)
         self.questions = photo_questions(images, EVAL_SEED) if smol else held_out_questions(images)
         self.plan = plan_of(self.model)
+        weights = shipped_adapter() if smol else model or small_llava_folder()
         self.facts: dict[str, Any] = {
-            "model": digest(shipped_adapter() if smol else model or small_llava_folder()), "images": images, "questions": len(self.questions),
+            "model": digest(weights), "images": images, "questions": len(self.questions),
             "seed": EVAL_SEED,
         }  # fmt: skip
 
