@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -39,6 +40,13 @@ class EncoderStats:
     seconds: float | None
 
 
+def _grid(family: Family, tower: nn.Module) -> tuple[int, ...]:
+    """Patches down and across; in a video model frames, down and across."""
+    rows, columns = family.grid(tower)
+    frames = family.frames(tower)
+    return (rows, columns) if frames == 1 else (frames, rows // frames, columns)
+
+
 class EncoderHandle(Handle):
     """A method at work in one vision encoder: see `Handle`."""
 
@@ -60,12 +68,12 @@ class EncoderHandle(Handle):
         super().__init__(method, keep=keep, keep_average=keep_average, mode=mode, fuse_weight=fuse_weight, text=text)
         self.at, self.schedule = at, schedule
         self.tower, self.blocks = tower, family.blocks(tower)
-        self.prefix, self.has_cls, self.grid = family.prefix(tower), family.has_cls(tower), family.grid(tower)
+        self.prefix, self.has_cls, self.grid = family.prefix(tower), family.has_cls(tower), _grid(family, tower)
         self.pools_patches = family.pools_patches(model, tower)
         blocks = list(self.blocks.children())
         self.depth = len(blocks)
         self.shapes = [family.shape(block) for block in blocks]
-        self.rest_macs = family.rest_macs(tower, self.grid[0] * self.grid[1])
+        self.rest_macs = family.rest_macs(tower, self.patches)
         self.family = family
         self.masked_pools = family.masked_pools(tower)
         self.project = family.projector(model, tower)  # patches of the residual stream -> the joint space, if any
@@ -112,7 +120,7 @@ class EncoderHandle(Handle):
     @property
     def patches(self) -> int:
         """Patches of the usual image."""
-        return self.grid[0] * self.grid[1]
+        return math.prod(self.grid)
 
     # -- in and out -----------------------------------------------------------------------------------------------
 
