@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
-from tokensieve.errors import OptionError, one_line
+from tokensieve.errors import MissingMaterialError, OptionError, one_line
 from tokensieve.utils.hub import quiet_hub
-from tokensieve.utils.yaml import safe_yaml
+from tokensieve.utils.progress import bars
+from tokensieve.utils.yaml import read_config, safe_yaml
 
 
 def test_one_line_is_cut_between_words() -> None:
@@ -39,6 +42,41 @@ def test_a_text_that_is_no_yaml_is_named_with_its_line(text: str, said: str) -> 
     assert str(caught.value).startswith(said)
     assert "unicode string" not in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_config_file_is_keys_with_values(tmp_path: Path) -> None:
+    file = tmp_path / "c.yml"
+    with pytest.raises(MissingMaterialError, match=r"--config .*c\.yml cannot be read: No such file"):
+        read_config(file)
+    for text, found in (("", {}), ("# nothing yet\n", {}), ("a: 1\nb: {c: [2]}\n", {"a": 1, "b": {"c": [2]}})):
+        file.write_text(text)
+        assert read_config(file) == found
+    for text, kind in (("- a\n", "list"), ("word", "str"), ("3", "int")):
+        file.write_text(text)
+        with pytest.raises(OptionError, match=rf"--config .*c\.yml: expected keys with values, found a {kind}$"):
+            read_config(file)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(OptionError, match=r"--config .*c\.yml is not a text file"):
+        read_config(file)
+
+
+def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with bars({"images": None}) as shown:
+        shown.to("images", 1, 3)
+        shown.tell("[b]one[/b]")
+    assert capsys.readouterr() == ("[b]one[/b]\n", "")
+    for name, value in (("FORCE_COLOR", "1"), ("TERM", "xterm"), ("COLUMNS", "100")):
+        monkeypatch.setenv(name, value)
+    with bars({"images": None, "steps": 7}) as shown:
+        shown.further("steps", 2, label="warm-up")
+        shown.to("images", 1, 3)
+        shown.tell("[b]one[/b]")
+    said = capsys.readouterr()
+    assert said.out == ""
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", said.err)
+    assert all(word in plain for word in ("[b]one[/b]\n", "1/3", "2/7", "warm-up"))
 
 
 def test_attempts_to_download_are_not_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -16,6 +16,7 @@ from tokensieve.engines.names import ENGINES
 from tokensieve.records import Record, check_writable, write_record
 from tokensieve.tasks.arguments import keep_number
 from tokensieve.tasks.bench.config import METHODS, MODELS, PARTS, BenchConfig, quick
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve bench --quick                                  about a minute, the real ViT-S/14
@@ -90,16 +91,10 @@ def _config(args: Namespace) -> BenchConfig:
 
 def _measure(config: BenchConfig) -> Record:
     """Run with a progress bar on stderr."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
     from tokensieve.tasks.bench.run import run_bench
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("loading", total=config.steps)
-        return run_bench(config, lambda what: progress.update(task, advance=1, description=what))
+    with bars({"loading": config.steps}) as shown:
+        return run_bench(config, lambda what: shown.further("loading", label=what))
 
 
 def _show(record: Record) -> None:

@@ -7,7 +7,10 @@ The same flags give the same bytes.
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
+
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve data reid-synthetic --layout rgbnt201 --identities 60 -o data/people
@@ -34,19 +37,14 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tokensieve.tasks.reid.synthetic import SyntheticConfig, write_synthetic
 
     config = SyntheticConfig(
         layout=args.layout, identities=args.identities, cameras=args.cameras, images=args.images, seed=args.seed,
         test_share=args.test_share, modalities=tuple(args.modalities),
     )  # fmt: skip
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("drawing", total=config.pictures)
-        write_synthetic(args.output, config, lambda: progress.advance(task))
+    with bars({"drawing": config.pictures}) as shown:
+        write_synthetic(args.output, config, partial(shown.further, "drawing"))
     train = config.identities - config.test_identities
     print(f"{args.output}: {train} people to train on, {config.test_identities} to test on, {config.cameras} cameras, "
           f"{config.pictures} moments in {len(config.modalities)} modalities")  # fmt: skip

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tokensieve.cli.parts import show
 from tokensieve.tasks.reid.flags import eval_args, eval_options
+from tokensieve.utils.progress import bars
 
 
 def main(argv: Sequence[str]) -> int:
@@ -33,9 +35,6 @@ def main(argv: Sequence[str]) -> int:
 def _result(args: Namespace, command: str) -> dict[str, Any]:
     import sys
 
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tokensieve.tasks.reid.features import check_ending
     from tokensieve.tasks.reid.runs import evaluate_checkpoints, evaluate_features
 
@@ -44,13 +43,11 @@ def _result(args: Namespace, command: str) -> dict[str, Any]:
         return evaluate_features(args.features, options, command=command)
     if args.export:
         check_ending(args.export)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("images", total=None)
+    with bars({"images": None}) as shown:
         return evaluate_checkpoints(
             args.checkpoint, options, command=command, export=args.export,
             tell=lambda line: print(f"tokensieve: note: {line}", file=sys.stderr),
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=partial(shown.to, "images"),
         )  # fmt: skip
 
 

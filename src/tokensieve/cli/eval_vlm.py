@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 from argparse import Namespace
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from tokensieve.cli.parts import show
 from tokensieve.tasks.vlm.flags import eval_args, eval_options
+from tokensieve.utils.progress import bars
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,20 +30,13 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _result(args: Namespace, command: str) -> dict[str, Any]:
-    from rich.console import Console
-    from rich.progress import Progress
     from transformers.utils.logging import disable_progress_bar
 
     from tokensieve.tasks.vlm.evaluate import evaluate_vlm
 
     disable_progress_bar()  # of loading weights; the one below counts questions
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("questions", total=None)
-        return evaluate_vlm(
-            eval_options(args), command=command,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
-        )  # fmt: skip
+    with bars({"questions": None}) as shown:
+        return evaluate_vlm(eval_options(args), command=command, progress=partial(shown.to, "questions"))
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, Namespace
+from functools import partial
 from pathlib import Path
 
 from tokensieve.engines.names import ENDINGS
@@ -17,6 +18,7 @@ from tokensieve.errors import DataError, MissingMaterialError, OptionError
 from tokensieve.records import cores
 from tokensieve.tasks.arguments import budget, keep_number, take_pairs
 from tokensieve.tasks.clip.flags import add_engine_flags, add_reduction_flags, add_seed_flags, sieve_config
+from tokensieve.utils.progress import bars
 
 EPILOG = """examples:
   tokensieve extract clip photos/ -o features/                          the default model, untouched
@@ -69,9 +71,6 @@ def _engine_file(args: Namespace) -> Path | None:
 
 
 def run(args: Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from tokensieve.tasks.clip.extract import ExtractConfig, extract_clip, merge_features, totals
     from tokensieve.tasks.clip.load import DEFAULT_MODEL, DEFAULT_PRETRAINED
     from tokensieve.tasks.clip.shards import find_shards
@@ -93,11 +92,9 @@ def run(args: Namespace) -> int:
         engine_file=file,
     )  # fmt: skip
     shards = find_shards(data)
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("images", total=None)
+    with bars({"images": None}) as shown:
         found = extract_clip(
-            config, shards, args.output, strict=args.strict, tick=lambda images: progress.update(bar, advance=images),
+            config, shards, args.output, strict=args.strict, tick=partial(shown.further, "images"),
             say=lambda line: print(f"tokensieve: note: {line}", file=sys.stderr),
         )  # fmt: skip
     for line in found.warnings:

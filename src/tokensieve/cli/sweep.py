@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from tokensieve.errors import OptionError, RecordError
 from tokensieve.tasks.arguments import Parser, keep_number, option_pairs
 from tokensieve.tasks.clip.flags import add_shared_flags, parse, refuse_both
 from tokensieve.tasks.search.flags import add_ray_flags, managing
+from tokensieve.utils.progress import Bars, bars
 
 if TYPE_CHECKING:
     from tokensieve.tasks.clip.run import Job
@@ -53,7 +54,9 @@ def main(argv: Sequence[str]) -> int:
     rank, size = world() if base.distributed else (0, 1)
     base.distributed, base.verbose = False, False
     jobs = plan(configs, into_folder(expand(base), folder), own.speed_batches, ["tokensieve", "sweep", *argv])
-    with _Progress(len(jobs[rank::size])) as progress:
+    own_jobs = jobs[rank::size]
+    with bars({"running": len(own_jobs)}) as shown:
+        progress = _Progress(len(own_jobs), shown)
         if own.ray:
             from tokensieve.search.ray import connected
             from tokensieve.search.settings import ManagerSettings
@@ -62,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
             with connected(ManagerSettings(**manager)) as cluster:
                 outcome = run_sweep_on_cluster(jobs, cluster, progress.tell)
         else:
-            outcome = run_sweep(jobs[rank::size], progress.tell)
+            outcome = run_sweep(own_jobs, progress.tell)
     if rank == 0:
         _table(jobs)
     return _report(outcome)
@@ -98,38 +101,21 @@ def _shared(own: Any) -> dict[str, Any]:
 
 
 class _Progress:
-    """A bar with the time left on a terminal, and a line for each run on any stderr."""
+    """A line for each run, on stderr, with the time left; and the bar."""
 
-    def __init__(self, total: int) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("running", total=total)
+    def __init__(self, total: int, shown: Bars) -> None:
+        self._shown = shown
         self._total, self._count, self._ran, self._start = total, 0, 0, time.monotonic()
-        self._print: Callable[[str], None] = self._bar.print if console.is_terminal else self._plain
-
-    def __enter__(self) -> _Progress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    @staticmethod
-    def _plain(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
     def tell(self, job: Job, how: str) -> None:
         self._count += 1
         self._ran += how != "there"
-        self._bar.update(self._task, advance=1)
+        self._shown.further("running")
         spent = time.monotonic() - self._start
         left = spent / self._ran * (self._total - self._count) if self._ran else 0.0
         what = f"{job.args.dataset} {job.args.model} {job.config.slug}"
-        self._print(f"{self._count} of {self._total}: {what}: {how} (about {left:.0f} s left)")
+        line = f"{self._count} of {self._total}: {what}: {how} (about {left:.0f} s left)"
+        self._shown.tell(line, file=sys.stderr)
 
 
 def _table(jobs: Sequence[Job]) -> None:

@@ -64,7 +64,7 @@ def _search(args: Namespace, more: list[str]) -> int:
 
     from tokensieve.cli.parts import carry_out
     from tokensieve.tasks.reid.search import reid_search
-    from tokensieve.utils.yaml import read_yaml
+    from tokensieve.utils.yaml import read_config
 
     words = ["tokensieve", "train", "reid", "--config", str(args.config), *more]
-    return carry_out(reid_search(read_yaml(args.config), more, shlex.join(words)))
+    return carry_out(reid_search(read_config(args.config), more, shlex.join(words)))

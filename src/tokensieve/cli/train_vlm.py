@@ -72,8 +72,8 @@ def _search(args: Namespace, more: list[str]) -> int:
     from tokensieve.cli.parts import carry_out
     from tokensieve.tasks.vlm.config import SMALL
     from tokensieve.tasks.vlm.search import vlm_search
-    from tokensieve.utils.yaml import read_yaml
+    from tokensieve.utils.yaml import read_config
 
-    data = SMALL if args.config is None else read_yaml(args.config)
+    data = SMALL if args.config is None else read_config(args.config)
     words = ["tokensieve", "train", "vlm", *(["--config", str(args.config)] if args.config else []), *more]
     return carry_out(vlm_search(data, more, shlex.join(words)))

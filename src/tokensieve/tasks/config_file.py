@@ -11,17 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tokensieve.errors import OptionError, UnknownNameError
-from tokensieve.utils.yaml import read_yaml
+from tokensieve.utils.yaml import read_config
 
-__all__ = ["actions_of", "given_flags", "hint", "read_table", "table_words", "with_file"]
-
-
-def read_table(file: str | Path) -> dict[str, Any]:
-    """The flags in a YAML file."""
-    data = read_yaml(file)
-    if not isinstance(data, dict):
-        raise OptionError(f"--config {file}: expected keys with values, one for each flag")
-    return data
+__all__ = ["actions_of", "given_flags", "hint", "table_words", "with_file"]
 
 
 def actions_of(*parsers: ArgumentParser) -> dict[str, Action]:
@@ -76,7 +68,7 @@ def with_file(parser: ArgumentParser, words: Sequence[str], exclusive: Sequence[
         return list(words)
     said = {word[2:].partition("=")[0] for word in words if word.startswith("--")}
     dropped = set().union(*(group for group in exclusive if group & said)) - said
-    data = {key: value for key, value in read_table(file).items() if key not in dropped}
+    data = {key: value for key, value in read_config(file).items() if key not in dropped}
     return [*table_words(f"--config {file}", data, actions_of(parser)), *words]
 
 

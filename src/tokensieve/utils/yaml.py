@@ -8,18 +8,23 @@ from typing import Any
 from tokensieve.errors import MissingMaterialError, OptionError, one_line
 from tokensieve.utils.files import read_text
 
-__all__ = ["read_yaml", "safe_yaml"]
+__all__ = ["read_config", "safe_yaml"]
 
 
-def read_yaml(path: str | Path) -> Any:
-    """The plain data in the file that --config names."""
+def read_config(path: str | Path) -> dict[str, Any]:
+    """The keys and values in the file that --config names; of an empty file none. All commands read it here."""
     try:
         text = read_text(path)
     except OSError as error:
         raise MissingMaterialError(f"--config {path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise OptionError(f"--config {path} is no text file") from None
-    return safe_yaml(text, f"--config {path}")
+        raise OptionError(f"--config {path} is not a text file") from None
+    data = safe_yaml(text, f"--config {path}")
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise OptionError(f"--config {path}: expected keys with values, found a {type(data).__name__}")
+    return data
 
 
 def safe_yaml(text: str, where: str) -> Any:

@@ -20,7 +20,8 @@ from tokensieve.tasks.arguments import (
     take_pairs,
 )
 from tokensieve.tasks.clip.config import MODES, OUTPUT, SieveConfig
-from tokensieve.tasks.config_file import actions_of, hint, read_table, table_words
+from tokensieve.tasks.config_file import actions_of, hint, table_words
+from tokensieve.utils.yaml import read_config
 
 __all__ = [
     "EXCLUSIVE",
@@ -197,7 +198,7 @@ def _file_words(file: str, ours: Parser, theirs: ArgumentParser, words: Sequence
     dropped = set().union(*(group for group in EXCLUSIVE if group & said))
     if _SWITCHES & said:
         dropped |= _SWITCHES.union(*(flags for _, flags in _SEEDS.values()), {"mode"})
-    data = {key: value for key, value in read_table(file).items() if key not in dropped - said}
+    data = {key: value for key, value in read_config(file).items() if key not in dropped - said}
     return table_words(f"--config {file}", data, actions_of(theirs, ours))
 
 

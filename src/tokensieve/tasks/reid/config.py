@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
 from tokensieve.utils.settings import Count, Positive, Ratio, Section, Seed, parse_settings
-from tokensieve.utils.yaml import read_yaml
+from tokensieve.utils.yaml import read_config
 
 __all__ = ["ReidConfig", "load_config", "parse_config"]
 
@@ -141,7 +141,7 @@ class ReidConfig(Section):
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> ReidConfig:
     """The configuration in a YAML file with SECTION.KEY=VALUE on top. What is wrong is an error that names the key."""
-    return parse_config(read_yaml(path), overrides)
+    return parse_config(read_config(path), overrides)
 
 
 def parse_config(data: Any, overrides: Sequence[str] = ()) -> ReidConfig:

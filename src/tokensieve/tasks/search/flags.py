@@ -65,13 +65,11 @@ def search_config(task: str, args: Namespace) -> EvalSearchConfig:
     try:
         from tokensieve.search.settings import EvalSearchConfig
         from tokensieve.utils.settings import parse_settings
-        from tokensieve.utils.yaml import read_yaml
+        from tokensieve.utils.yaml import read_config
     except ImportError as error:
         raise OptionError(f'a search needs Optuna and pydantic ({error}): pip install "tokensieve[search]"') from None
 
-    data: Any = read_yaml(args.config) if args.config else {}
-    if not isinstance(data, dict):
-        raise OptionError(f"--config {args.config}: expected sections such as search_settings and eval_settings")
+    data = read_config(args.config) if args.config else {}
     flags = {
         "search_settings": {
             "n_trials": args.trials, "objectives": args.objectives, "stop_hopeless": args.stop_hopeless,

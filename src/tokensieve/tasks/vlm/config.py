@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from tokensieve.search.settings import ManagerSettings, SearchSettings, contradiction
 from tokensieve.tasks.vlm.default import SMALL_LLAVA
 from tokensieve.utils.settings import Count, Positive, Ratio, Section, Seed, parse_settings
-from tokensieve.utils.yaml import read_yaml
+from tokensieve.utils.yaml import read_config
 
 __all__ = ["GENERATED", "LLAVA_15", "SMALL", "VlmConfig", "load_config", "parse_config"]
 
@@ -179,7 +179,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> VlmCo
     """The configuration in a YAML file with SECTION.KEY=VALUE on top; None: the small model's. What is wrong is an
     error that names the key.
     """
-    return parse_config(SMALL if path is None else read_yaml(path), overrides)
+    return parse_config(SMALL if path is None else read_config(path), overrides)
 
 
 def parse_config(data: Any, overrides: Sequence[str] = ()) -> VlmConfig:
