@@ -51,7 +51,7 @@ def _refuse(whole: Any) -> None:
     """Raise where a model has vision and language, but no family knows it."""
     names = [type(module).__name__ for module in (whole, getattr(whole, "model", None)) if module is not None]
     for start, reason in _REFUSED.items():
-        if any(name.startswith(start) for name in names):
+        if any(name.startswith(start) and "Vision" not in name for name in names):
             raise UnsupportedModelError(f"{names[0]} is not supported: {reason}")
     modalities = getattr(whole, "input_modalities", ())
     config = getattr(whole, "config", None)
