@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.encoder.form import BlockForm, Given
 from tokensieve.models.encoder.padding import MaskedHead
 from tokensieve.models.families.base import has
@@ -22,7 +23,7 @@ class PatchMaskFamily(TransformersFamily):
     name = "a transformers vision model with a patch mask"
     examples: tuple[str, ...] = (
         "transformers.Idefics2VisionTransformer", "transformers.Idefics3VisionTransformer",
-        "transformers.SmolVLMVisionTransformer", "transformers.Phi4MultimodalVisionModel",
+        "transformers.SmolVLMVisionTransformer",
     )  # fmt: skip
     needs: tuple[str, ...] = (
         "embeddings.patch_embedding",
@@ -36,6 +37,11 @@ class PatchMaskFamily(TransformersFamily):
         mask = torch.ones(2, 1, patches, patches, dtype=torch.bool, device=next(block.parameters()).device)
         mask[1, :, :, -2:] = False
         return {"attention_mask": mask}
+
+    def check(self, tower: nn.Module) -> None:
+        if has(tower, "head") and not self.masked_pools(tower):
+            raise UnsupportedModelError(f"{type(tower).__name__}: it pools with a mask, which is not reduced")
+        super().check(tower)
 
 
 class Siglip2Family(PatchMaskFamily):

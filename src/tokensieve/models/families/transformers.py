@@ -82,6 +82,8 @@ class TransformersFamily(Family):
 
     def grid(self, tower: nn.Module) -> tuple[int, int]:
         config = first_of(tower, "config | embeddings.config | embeddings")
+        if not has(config, "image_size", "patch_size"):
+            raise UnsupportedModelError(f"{type(tower).__name__}: its configuration says no image_size or patch_size")
         (height, width), (down, across) = pair(config.image_size), pair(config.patch_size)
         return height // down, width // across
 
