@@ -29,6 +29,8 @@ _REFUSED = {
     "Blip2": "its query transformer leaves 32 tokens an image, whatever the image",
     "InstructBlip": "its query transformer leaves 32 tokens an image, whatever the image",
     "Florence2": "its language model is an encoder and a decoder",
+    "Qwen3_5": "its linear attention keeps a state that every token has changed, so a drop is not a mask",
+    "Qwen3Next": "its linear attention keeps a state that every token has changed, so a drop is not a mask",
     "Fuyu": "it has no vision tower: patches of pixels are its tokens",
 }
 
