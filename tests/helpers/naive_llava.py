@@ -34,7 +34,7 @@ def _rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
 
 
 def _attention(
-    layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float, louder: Tensor
+    layer, x: Tensor, positions: Tensor, seen: Tensor, theta: float, key_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
     attn, heads = layer.self_attn, layer.self_attn.config.num_attention_heads
     x = _norm(x, layer.input_layernorm)
@@ -47,7 +47,7 @@ def _attention(
     groups = heads // k.shape[0]
     weights, out = [], []
     for h in range(heads):
-        logits = q[h] @ k[h // groups].T / attn.head_dim**0.5 + louder
+        logits = q[h] @ k[h // groups].T / attn.head_dim**0.5 + key_bias
         w = logits.masked_fill(~seen, float("-inf")).softmax(-1)
         weights.append(w)
         out.append(w @ v[h // groups])

@@ -34,7 +34,7 @@ class Sentence:
         past: int = 0,
         states: Callable[[Tensor], Tensor] | None = None,
         came: Callable[[Tensor], Tensor] | None = None,
-        louder: Tensor | None = None,
+        key_bias: Tensor | None = None,
         softcap: float | None = None,
         seen: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
@@ -44,13 +44,13 @@ class Sentence:
         text_valid: (B, T), False where a row of the batch has fewer; last: (B,) the place of the last token.
         valid: (B, S), False for padding. None: all count. states: (B, R) places -> (B, R, D), the residual stream.
         came: the same as it entered the layer before the cut.
-        louder: (B, S) what the layer added to the logits of each key, for the tokens it stands for.
+        key_bias: (B, S) what the layer added to the logits of each key, for the tokens it stands for.
         softcap: the layer's logits are softcap * tanh(logits / softcap). seen: (B, R) places -> (B, R, S) bool, for a
         layer with a window or with tokens that see each other both ways; None: a token sees all before it.
         """
         self._queries, self._keys, self.scale = queries, keys, scale
         self.vision, self.last, self.text, self.text_valid = vision, last, text, text_valid
-        self.valid, self.past, self._states, self.louder = valid, past, states, louder
+        self.valid, self.past, self._states, self.key_bias = valid, past, states, key_bias
         self._came, self.softcap, self._seen = came, softcap, seen
 
     @property
@@ -86,8 +86,8 @@ class Sentence:
         logits = logits.float() * self.scale
         if self.softcap is not None:
             logits = self.softcap * (logits / self.softcap).tanh()
-        if self.louder is not None:
-            logits = logits + self.louder[:, None, None, :]
+        if self.key_bias is not None:
+            logits = logits + self.key_bias[:, None, None, :]
         if self._seen is None:
             seen = torch.arange(length, device=k.device) <= (rows + self.past).unsqueeze(-1)  # (B, R, S)
         else:

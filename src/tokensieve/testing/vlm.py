@@ -318,6 +318,24 @@ def _idefics3(name: str) -> Callable[[str, int], TinyVlm]:
     return build
 
 
+def _idefics2(attention: str, seed: int) -> TinyVlm:
+    """One tile an image, resampled into 9 tokens."""
+    perceiver = {"resampler_n_latents": 9, "resampler_depth": 1, "resampler_n_heads": 4, "resampler_head_dim": 12,
+                 "num_key_value_heads": 2, "hidden_size": 48}  # fmt: skip
+    tiny = _one_size(
+        "Idefics2", lambda: _text("MistralConfig", sliding_window=None), "Idefics2VisionConfig",
+        perceiver_config=perceiver,
+    )(attention, seed)  # fmt: skip
+
+    def joined(parts: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        pixels = torch.zeros(len(parts), max(map(len, parts)), 3, 48, 48)
+        for i, row in enumerate(parts):
+            pixels[i, : len(row)] = torch.stack([part["pixel_values"] for part in row])
+        return {"pixel_values": pixels}
+
+    return TinyVlm(tiny.model, tiny.image, joined, patches=9)
+
+
 def _pixtral(name: str, merge: int, **more: Any) -> Callable[[str, int], TinyVlm]:
     """Images of any size in one row; a word ends each row of features."""
 
@@ -362,6 +380,7 @@ VLM_KINDS: dict[str, Callable[[str, int], TinyVlm]] = {
         downsample_factor=2,
         vision_feature_select_strategy="full",
     ),
+    "idefics2": _idefics2,
     "idefics3": _idefics3("Idefics3"),
     "smolvlm": _idefics3("SmolVLM"),
     "gemma3": _one_size(

@@ -151,7 +151,7 @@ def test_proportional_0_weighs_merged_tokens_as_one() -> None:
     with torch.no_grad(), tokensieve.attach(SDPA.model, "tome", keep=20, proportional=0) as handle:
         _, logits = generate(SDPA, prompts, 1)
         embeds, places, size, _ = folded_prompt(SDPA, prompts, handle)
-        assert handle.last.stretch_of(0).louder is None
+        assert handle.last.stretch_of(0).key_bias is None
     wanted, _ = masked_decoder(SDPA.model, embeds, gone_places(handle.kept, places), size=size, proportional=0.0)
     assert (logits[0, 0] - wanted[-1]).abs().max() < 1e-4 * wanted[-1].abs().max()
 

@@ -24,7 +24,7 @@ from tokensieve.models.decoder.stats import Stats, timed
 if TYPE_CHECKING:
     from tokensieve.models.decoder.handle import VlmAttachment
 
-__all__ = ["Layout", "Pass", "Stretch", "louder_by", "marked_places", "question_mask"]
+__all__ = ["Layout", "Pass", "Stretch", "key_bias_of", "marked_places", "question_mask"]
 
 Rotary = tuple[Tensor, Tensor]
 Found = tuple[list[int], Tensor, Tensor, Reduction | None]  # rows, their vision tokens' places, those kept, why
@@ -46,7 +46,7 @@ def question_mask(vision: Tensor, valid: Tensor | None) -> Tensor:
     return torch.where(after.any(dim=1, keepdim=True), after, text)
 
 
-def louder_by(method: Method, size: Tensor) -> Tensor | None:
+def key_bias_of(method: Method, size: Tensor) -> Tensor | None:
     """What attention adds to the logits of tokens that stand for `size` each: a method's `proportional` says."""
     return size.log() * float(method.proportional) if method.proportional else None
 
@@ -78,7 +78,7 @@ class Layout:
     valid: Tensor | None = None
     gaps: bool = False
     size: Tensor | None = None  # (B, L) patches each token stands for, where stage 1 averaged something
-    louder: Tensor | None = None  # (B, L) what attention adds to the logits of such a token's key
+    key_bias: Tensor | None = None  # (B, L) what attention adds to the logits of such a token's key
     blocks: Tensor | None = None  # (B, L) tokens of the same number see each other both ways; -1: only what is before
     streams: list[Tensor] = field(default_factory=list)  # (B, L, D) what is added to the tokens after each first layer
     own_mask: bool = False  # the model's own mask is of a longer prompt
@@ -98,7 +98,7 @@ class Stretch:
     size: Tensor | None = None  # (B, L') patches each token stands for, where something was averaged
     left: list[int] = field(default_factory=list)
     own_mask: bool = False
-    louder: Tensor | None = None  # (B, L') what is added to the logits of the new tokens' keys, for what they stand for
+    key_bias: Tensor | None = None  # (B, L') what is added to the new tokens' keys' logits, for what they stand for
     masks: dict[int | None, Tensor | None] = field(default_factory=dict)
     _rotaries: dict[int, tuple[Rotary, Rotary]] = field(default_factory=dict)
 
@@ -164,10 +164,10 @@ class Pass:
             return given
         window = self.attachment.forms[index].window
         if window not in stretch.masks:
-            valid, louder = self._keys_known(stretch)
+            valid, key_bias = self._keys_known(stretch)
             here = hidden.shape[1]
             keys = past_length(cache, index) + here
-            mask = attention_mask(kind, valid, here, keys, hidden, louder, self._reach(stretch, window, here))
+            mask = attention_mask(kind, valid, here, keys, hidden, key_bias, self._reach(stretch, window, here))
             if mask is not None and window is not None and cache is not None and cache.layers:
                 held = cache.layers[index].get_mask_sizes(here)[0]  # a cache with a window lets go of the first keys
                 mask = mask[..., -held:]
@@ -183,7 +183,7 @@ class Pass:
 
     def _keys_known(self, stretch: Stretch) -> tuple[Tensor | None, Tensor | None]:
         """(B, keys) which keys of a stretch's layers count, and what is added to their logits."""
-        return self.memory.valid.get(stretch.start), self.memory.louder.get(stretch.start)
+        return self.memory.valid.get(stretch.start), self.memory.key_bias.get(stretch.start)
 
     def _reach(self, stretch: Stretch, window: int | None, here: int) -> Reach | None:
         """What bounds or widens the mask of layers with this window; None where causality alone says it."""
@@ -219,7 +219,7 @@ class Pass:
             check_cache(cache)
             self.memory.keep_on(cache)
         self._embeds, at = hidden, self.layout
-        stretch = Stretch(0, valid=at.valid, size=at.size, left=at.left, louder=at.louder)
+        stretch = Stretch(0, valid=at.valid, size=at.size, left=at.left, key_bias=at.key_bias)
         stretch.own_mask = at.own_mask or 0 in self.memory.place
         self.stretches = {-1: stretch}
         if 0 not in self.attachment.at:
@@ -230,9 +230,9 @@ class Pass:
         memory, (batch, here), start = self.memory, hidden.shape[:2], stretch.start
         past = past_length(cache, start)
         valid = join_keys(memory.valid.get(start), stretch.valid, batch, past, here, hidden, True)
-        louder = join_keys(memory.louder.get(start), stretch.louder, batch, past, here, hidden, 0.0)
-        memory.valid[start], memory.louder[start] = valid, louder
-        stretch.own_mask = stretch.own_mask or louder is not None
+        key_bias = join_keys(memory.key_bias.get(start), stretch.key_bias, batch, past, here, hidden, 0.0)
+        memory.valid[start], memory.key_bias[start] = valid, key_bias
+        stretch.own_mask = stretch.own_mask or key_bias is not None
         if self.attachment.windowed and (
             stretch.base is not None or self.layout.place is not None or start in memory.place
         ):
@@ -253,7 +253,7 @@ class Pass:
     def _turn(self, index: int, hidden: Tensor, rotary: Rotary, cache: Any, kind: str) -> Tensor:
         """Begin the stretch of layer `index`, with fewer tokens where there are vision tokens to leave."""
         before = self.stretch_of(index - 1)
-        stretch = Stretch(index, before.base, before.valid, before.size, before.left, louder=before.louder)
+        stretch = Stretch(index, before.base, before.valid, before.size, before.left, key_bias=before.key_bias)
         if self.layout.vision is not None:
             hidden = self._cut(index, hidden, rotary, before, stretch)
         self.stretches[index] = stretch
@@ -294,10 +294,10 @@ class Pass:
                 found.append((members, place, kept, reduction))
             self._note(index, before, found)
             after.left = [min(n, k) for n, k in zip(before.left, wanted, strict=True)]
-            after.size, after.louder = size, before.louder
+            after.size, after.key_bias = size, before.key_bias
             if size is not None and size is not before.size:
                 assert self.attachment.second is not None
-                after.louder = louder_by(self.attachment.second, size)
+                after.key_bias = key_bias_of(self.attachment.second, size)
             return self._let_go(hidden, keep, before, after)
 
     def _reduce(
@@ -338,7 +338,7 @@ class Pass:
         after.base = index if before.base is None else before.base.gather(1, index)
         after.valid = valid
         after.size = None if after.size is None else after.size.gather(1, index)
-        after.louder = None if after.louder is None else after.louder.gather(1, index)
+        after.key_bias = None if after.key_bias is None else after.key_bias.gather(1, index)
         return take_tokens(hidden, index)
 
     # -- what a method may look at --------------------------------------------------------------------------------
@@ -409,7 +409,7 @@ class Pass:
             return Sentence(nothing, nothing, scale=1.0, vision=place, last=place[:, -1], **told)
         _, came, _, _ = self._before[index]
         told["came"] = lambda where: take_tokens(_rows(came, rows), where)
-        layer, entered, rotary, cached, past, valid, louder = self._ranked_by(index, hidden, rotary, before)
+        layer, entered, rotary, cached, past, valid, key_bias = self._ranked_by(index, hidden, rotary, before)
         entered = _rows(entered, rows)
         cos, sin = (part if rows is None or part.shape[0] == 1 else part[rows] for part in rotary)
 
@@ -431,7 +431,7 @@ class Pass:
         return Sentence(
             queries, keys, scale=layer.sieve_scale(), vision=place, last=last,
             valid=None if valid is None else _rows(valid, rows), past=past,
-            louder=None if louder is None else _rows(louder, rows), softcap=layer.sieve_form.softcap,
+            key_bias=None if key_bias is None else _rows(key_bias, rows), softcap=layer.sieve_form.softcap,
             seen=self._sees(layer.sieve_form.window, before, rows, past, length), **told,
         )  # fmt: skip
 
@@ -465,19 +465,19 @@ class Pass:
         assert self.attachment.second is not None
         if not self.attachment.second.reads_next_layer:
             if layer.sieve_form.window is not None:  # its cache lets go of the first keys: the new ones are worked out
-                return layer, entered, used, None, 0, before.valid, before.louder
+                return layer, entered, used, None, 0, before.valid, before.key_bias
             start = max((at for at in (0, *self.attachment.at) if at < index), default=0)
             cached = None if cache is None else cache.layers[index - 1].keys
             past = 0 if cached is None else cached.shape[2] - entered.shape[1]
-            return layer, entered, used, cached, past, self.memory.valid.get(start), self.memory.louder.get(start)
+            return layer, entered, used, cached, past, self.memory.valid.get(start), self.memory.key_bias.get(start)
         following: Any = list(self.attachment.blocks.children())[index]
         if following.sieve_form.window is not None:
-            return following, hidden, before.turned(rotary), None, 0, before.valid, before.louder
+            return following, hidden, before.turned(rotary), None, 0, before.valid, before.key_bias
         (batch, here), past = hidden.shape[:2], past_length(cache, index)
         valid = join_keys(self.memory.valid.get(index), before.valid, batch, past, here, hidden, True)
-        louder = join_keys(self.memory.louder.get(index), before.louder, batch, past, here, hidden, 0.0)
+        key_bias = join_keys(self.memory.key_bias.get(index), before.key_bias, batch, past, here, hidden, 0.0)
         cached = cache.layers[index].keys if past else None
-        return following, hidden, before.turned(rotary), cached, past, valid, louder
+        return following, hidden, before.turned(rotary), cached, past, valid, key_bias
 
     # -- what is noted --------------------------------------------------------------------------------------------
 

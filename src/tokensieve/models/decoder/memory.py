@@ -30,7 +30,7 @@ class Memory:
     def __init__(self, stats: Stats) -> None:
         self.stats = stats
         self.valid: dict[int, Tensor | None] = {}  # first layer of a stretch -> (B, keys) bool; None: all count
-        self.louder: dict[int, Tensor | None] = {}  # the same -> (B, keys) to add to a key's logits; None: nothing
+        self.key_bias: dict[int, Tensor | None] = {}  # the same -> (B, keys) to add to a key's logits; None: nothing
         self.place: dict[int, Tensor] = {}  # the same -> (B, keys) where each stood before any left; only for windows
         self.shift: Tensor | None = None  # (B, 1) how far positions were moved up by renumbering
         self._following: Tensor | None = None  # (B or 1, 1) the next position, when the first layer held `_held` keys
@@ -119,17 +119,18 @@ class Reach:
 
 
 def attention_mask(
-    kind: str, valid: Tensor | None, queries: int, keys: int, like: Tensor, louder: Tensor | None = None,
+    kind: str, valid: Tensor | None, queries: int, keys: int, like: Tensor, key_bias: Tensor | None = None,
     reach: Reach | None = None,
 ) -> Tensor | None:  # fmt: skip
     """The causal mask that an attention implementation wants for the last `queries` of `keys` tokens.
 
     kind: as transformers names it. valid: (B, keys), False for padding; None: all count. eager: (B, 1, Q, K) float, 0
-    or the lowest number. sdpa: bool, or None where causality alone says it. flash: `valid` as it is. louder: (B, keys)
-    to add to the logits of each key, which flash cannot do; both others then get floats. reach: windows and blocks.
+    or the lowest number. sdpa: bool, or None where causality alone says it. flash: `valid` as it is.
+    key_bias: (B, keys) to add to the logits of each key, which flash cannot do; both others then get floats.
+    reach: windows, and blocks that see each other both ways.
     """
     if "flash" in kind:
-        if louder is not None:
+        if key_bias is not None:
             raise UnsupportedModelError(
                 f"attention implementation {kind!r} cannot weigh merged tokens by their size: give proportional=0, or "
                 "load the model with sdpa"
@@ -142,14 +143,14 @@ def attention_mask(
         return valid
     if kind not in ("sdpa", "eager"):
         raise UnsupportedModelError(f"attention implementation {kind!r}: reduced models know eager, sdpa and flash")
-    if kind == "sdpa" and valid is None and louder is None and reach is None and queries in (1, keys):
+    if kind == "sdpa" and valid is None and key_bias is None and reach is None and queries in (1, keys):
         return None
     causal = torch.ones(queries, keys, dtype=torch.bool, device=like.device).tril(keys - queries)
     seen = causal.unsqueeze(0) if reach is None else reach.seen(causal, queries)
     seen = seen.expand(like.shape[0], -1, -1).unsqueeze(1)
     if valid is not None:
         seen = seen & valid[:, None, None, :]
-    if kind == "sdpa" and louder is None:
+    if kind == "sdpa" and key_bias is None:
         return seen
-    bias = torch.zeros((), device=like.device) if louder is None else louder[:, None, None, :]
+    bias = torch.zeros((), device=like.device) if key_bias is None else key_bias[:, None, None, :]
     return torch.where(seen, bias.to(like.dtype), torch.finfo(like.dtype).min)

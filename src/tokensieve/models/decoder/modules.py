@@ -122,7 +122,7 @@ class SievedText(_Signed):
         at.valid = None if bool(valid.all()) else valid
         at.vision, at.place, at.gaps = at.vision.gather(1, index) & real, index, not renumber
         at.streams = [take_tokens(stream, index) for stream in at.streams]
-        for name in ("origin", "size", "louder", "blocks"):
+        for name in ("origin", "size", "key_bias", "blocks"):
             found = getattr(at, name)
             setattr(at, name, None if found is None else found.gather(1, index))
         length, mask = index.shape[1], given.get("attention_mask")

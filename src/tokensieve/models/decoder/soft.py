@@ -21,7 +21,7 @@ from tokensieve.core.reduction import Reduction, take_tokens
 from tokensieve.core.relax import existence_bias, fold_masses, keep_gate, keep_probability
 from tokensieve.errors import OptionError, UnsupportedModelError
 from tokensieve.methods.base import Method
-from tokensieve.models.decoder.forward import Pass, Rotary, Stretch, louder_by, marked_places
+from tokensieve.models.decoder.forward import Pass, Rotary, Stretch, key_bias_of, marked_places
 from tokensieve.models.decoder.handle import VlmAttachment, attach_vlm
 
 __all__ = ["SoftPass", "Softness", "attach_soft"]
@@ -73,7 +73,7 @@ class SoftPass(Pass):
     def _turn(self, index: int, hidden: Tensor, rotary: Rotary, cache: Any, kind: str) -> Tensor:
         before = self.stretch_of(index - 1)
         stretch = Stretch(
-            index, before.base, before.valid, before.size, list(before.left), before.own_mask, before.louder
+            index, before.base, before.valid, before.size, list(before.left), before.own_mask, before.key_bias
         )
         self._existence[index] = self._existence.get(before.start)
         wanted = {counts[index] for counts in self.layout.counts}
@@ -93,7 +93,7 @@ class SoftPass(Pass):
         bias = self._existence.get(stretch.start)
         if bias is None:
             return super()._keys_known(stretch)
-        return self.layout.valid, bias if stretch.louder is None else bias + stretch.louder
+        return self.layout.valid, bias if stretch.key_bias is None else bias + stretch.key_bias
 
     def _weigh(self, index: int, hidden: Tensor, rotary: Rotary, before: Stretch, after: Stretch, keep: int) -> Tensor:
         """Let the method choose among the tokens that are left, as it would in pruning; gradients reach the method's
@@ -128,7 +128,7 @@ class SoftPass(Pass):
             take_tokens(hidden, kept), size.gather(1, kept), take_tokens(hidden, gone), mass, reduction.into
         )
         after.size = size.scatter(1, kept, total)
-        after.louder = louder_by(self.attachment.second, after.size)
+        after.key_bias = key_bias_of(self.attachment.second, after.size)
         return hidden.scatter(1, kept.unsqueeze(-1).expand_as(means), means)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokensieve.core.reduction import take_tokens
 from tokensieve.errors import OptionError
-from tokensieve.models.decoder.forward import Pass, louder_by, marked_places
+from tokensieve.models.decoder.forward import Pass, key_bias_of, marked_places
 from tokensieve.models.decoder.stats import timed
 from tokensieve.models.families.vlm.base import Encoded
 
@@ -284,4 +284,4 @@ def _note(run: Pass, images: Images, found: dict[str, list[_Chosen]]) -> None:
         run.scores[-1] = scores.gather(1, place).masked_fill(~vision.gather(1, place), torch.nan)
     if sized:
         assert run.attachment.first is not None
-        run.layout.size, run.layout.louder = size, louder_by(run.attachment.first, size)
+        run.layout.size, run.layout.key_bias = size, key_bias_of(run.attachment.first, size)

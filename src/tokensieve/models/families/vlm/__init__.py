@@ -12,14 +12,14 @@ from tokensieve.models.families.vlm.llava import Llava
 from tokensieve.models.families.vlm.llava_next import LlavaNext, LlavaOnevision
 from tokensieve.models.families.vlm.llava_towers import LlavaTower, Mistral3, Pixtral
 from tokensieve.models.families.vlm.qwen import Glm4v, Qwen
-from tokensieve.models.families.vlm.shuffled import AyaVision, Gemma3, Idefics3, InternVl, PaliGemma, VipLlava
+from tokensieve.models.families.vlm.shuffled import AyaVision, Gemma3, Idefics2, Idefics3, InternVl, PaliGemma, VipLlava
 from tokensieve.models.wrappers import unwrapped
 
 __all__ = ["VLM_FAMILIES", "vlm_parts"]
 
 VLM_FAMILIES: tuple[VlmFamily, ...] = (
     Llava(), Pixtral(), LlavaTower(), LlavaNext(), LlavaOnevision(), VipLlava(), Qwen(), Glm4v(), InternVl(),
-    AyaVision(), Idefics3(), Gemma3(), PaliGemma(), Mistral3(),
+    AyaVision(), Idefics2(), Idefics3(), Gemma3(), PaliGemma(), Mistral3(),
 )  # fmt: skip
 
 # class of the model without its head, or with it -> why its vision tokens cannot be reduced

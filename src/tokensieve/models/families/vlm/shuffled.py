@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.families.vlm.towers import TowerFamily
 
-__all__ = ["AyaVision", "Gemma3", "Idefics3", "InternVl", "PaliGemma", "VipLlava"]
+__all__ = ["AyaVision", "Gemma3", "Idefics2", "Idefics3", "InternVl", "PaliGemma", "VipLlava"]
 
 
 class InternVl(TowerFamily):
@@ -72,6 +73,29 @@ class Idefics3(InternVl):
         counts = [len(feature) // each for feature in own.pooler_output]
         starts = [sum(counts[:i]) for i in range(len(counts))]
         return [list(range(start, start + count)) for start, count in zip(starts, counts, strict=True)]
+
+
+class Idefics2(TowerFamily):
+    """A resampler makes 64 tokens of an image, each of all its patches: they leave inside the language model only."""
+
+    name = "Idefics2 (inside the language model)"
+    models: ClassVar[tuple[str, ...]] = ("Idefics2Model",)
+    tower = "vision_model"
+    language = "text_model"
+    projector = "connector"
+
+    def check(self, inner: Any, stage1: bool) -> None:
+        if stage1:
+            raise UnsupportedModelError(
+                "stage 1 in Idefics2Model: its resampler mixes all patches into each token, so the tower's attention "
+                "says nothing of one; inside the language model (at=...) it works"
+            )
+
+    def arguments(self, inner: Any, modality: str) -> tuple[str, ...]:
+        return ("pixel_attention_mask",)
+
+    def grid(self, inner: Any) -> tuple[int, int]:
+        return 1, int(inner.config.perceiver_config.resampler_n_latents)
 
 
 class Gemma3(TowerFamily):
