@@ -74,6 +74,8 @@ class SievedText(_Signed):
         cache, positions = given.get("past_key_values"), given.get("position_ids")
         run.length = embeds.shape[1]
         run.columns = run.memory.columns(cache) + run.length
+        if run.following is not None:  # a decoding step: known already
+            return
         if positions is None:
             first = run.memory.next(cache)
             if first is not None:
@@ -84,8 +86,6 @@ class SievedText(_Signed):
             return
         latest = positions if positions.dim() == 2 else positions[-3:].amax(dim=0)
         run.following = latest.amax(dim=1, keepdim=True) + 1
-        if run.memory.shift is not None and run.layout.vision is None:  # moved up already
-            run.following = run.following + run.memory.shift
 
     @staticmethod
     def _sieve_streams(given: dict[str, Any], embeds: Tensor) -> list[Tensor]:
@@ -192,7 +192,10 @@ class SievedModel(_Signed):
             given["attention_mask"] = joined.long()
         elif mask is not None and mask.shape[1] != before + here:
             given["attention_mask"] = torch.ones(mask.shape[0], before + here, dtype=mask.dtype, device=mask.device)
-        self._sieve_positions(given, known, known.next(cache), here)
+        first = known.next(cache)
+        self._sieve_positions(given, known, first, here)
+        if first is not None:
+            run.following = first + here
 
     def _sieve_positions(self, given: dict[str, Any], known: Memory, first: Tensor | None, here: int) -> None:
         """Positions go on where the prompt ended, not where a shortened cache does."""
