@@ -6,7 +6,9 @@ is read; the package is never imported. Imported by tasks and tests.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ def load_smollm2() -> tuple[Any, Any]:
         raise MissingMaterialError('reading SmolLM2 needs the package gguf: pip install "tokensieve[smol]"')
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
-    model = AutoModelForCausalLM.from_pretrained(str(path.parent), gguf_file=path.name, dtype=torch.float32)
+    folder = str(path.parent)
+    with contextlib.redirect_stderr(io.StringIO()):  # a bar for each tensor, which no setting takes away
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=path.name)
+        model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=path.name, dtype=torch.float32)
     return model.eval(), tokenizer
