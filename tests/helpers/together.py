@@ -69,7 +69,7 @@ def reid(root: Path, folder: Path, resume: bool = False, stop: int | None = None
 
     config = parse_config({}, [*REID, f"DATASETS.ROOT_DIR={root / 'reid'}", f"OUTPUT_DIR={folder}"])
     result = train_reid(config, resume=resume, tick=_ticker(stop))
-    return {"losses": result.losses, "judged": result.validations}
+    return {"losses": result.losses, "validations": result.validations}
 
 
 def vlm(root: Path, folder: Path, resume: bool = False, stop: int | None = None) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def vlm(root: Path, folder: Path, resume: bool = False, stop: int | None = None)
 
     config = parse_config(SMALL, [*VLM, f"name={root / 'llava'}", f"output_dir={folder}"])
     result = train_vlm(config, resume=resume, tick=_ticker(stop))
-    return {"losses": result.losses, "judged": result.validations}
+    return {"losses": result.losses, "validations": result.validations}
 
 
 def select(root: Path, folder: Path, resume: bool = False, stop: int | None = None) -> dict[str, Any]:
@@ -91,8 +91,8 @@ def select(root: Path, folder: Path, resume: bool = False, stop: int | None = No
     subject = Subject(tiny.model, lambda x: tiny.feature(tiny.model, x), "tiny", classes, scale=5.0)
     photos = Photos(torch.randn(30, 3, 48, 48, generator=torch.Generator().manual_seed(1)).numpy(), torch.as_tensor)
     config = SelectConfig(held_out=9, steps=6, batch_size=4, keep=(18, 9), every=2, kl=0.5, lr=0.02)
-    judged, losses = train_select(subject, photos, config, folder / "a.safetensors", resume=resume, tick=_ticker(stop))
-    return {"losses": losses, "judged": [{"loss": j.loss, "cosine": j.cosine} for j in judged]}
+    found, losses = train_select(subject, photos, config, folder / "a.safetensors", resume=resume, tick=_ticker(stop))
+    return {"losses": losses, "validations": [{"loss": j.loss, "cosine": j.cosine} for j in found]}
 
 
 class Towers(nn.Module):
@@ -115,12 +115,16 @@ def align(root: Path, folder: Path, resume: bool = False, stop: int | None = Non
     features = centres[owner] + 0.6 * torch.randn(405, 12, generator=g)
     text = words[text_owner] + 0.1 * torch.randn(12, 8, generator=g)
     config = task.AlignConfig(images=405, epochs=3, batch_size=64, lr=1e-2)
-    result = task.fit(Towers(), features, owner, text, text_owner, config, folder / "a.state", resume, _ticker(stop))
-    return {"losses": list(result.losses), "judged": [{"accuracy": result.held_out_accuracy, "epoch": result.epoch}]}
+    towers = task.AlignTask(Towers(), features, owner, text, text_owner, config)
+    result = task.fit_projections(towers, folder / "a.state", resume, tick=_ticker(stop))
+    return {
+        "losses": list(result.losses),
+        "validations": [{"accuracy": result.held_out_accuracy, "epoch": result.epoch}],
+    }
 
 
-# name -> the training, and after how many steps (epochs of align) it is torn off
-TRAININGS = {"reid": (reid, 7), "vlm": (vlm, 5), "select": (select, 5), "align": (align, 2)}
+# name -> the training, and after how many steps it is torn off
+TRAININGS = {"reid": (reid, 7), "vlm": (vlm, 5), "select": (select, 5), "align": (align, 13)}
 
 
 def torn(root: Path, name: str, folder: Path) -> None:

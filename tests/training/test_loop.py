@@ -71,7 +71,7 @@ def test_rates_warm_up_to_the_target_and_never_above_it(whole):
 
 @pytest.mark.parametrize("stop", [6, 8, 10])
 def test_a_resumed_run_is_bit_equal(whole, tmp_path, stop):
-    """10: just after a checkpoint; 8: after a judgement that no checkpoint knows of."""
+    """10: just after a checkpoint; 8: after a validation that no checkpoint knows of."""
     result, task, _ = whole
     with pytest.raises(Stop):
         fit(Toy(), CONFIG, tmp_path, tick=stop_at(stop))

@@ -1,4 +1,4 @@
-"""One run, several processes: two real ones over gloo train as one does, judge each sample once, and may die."""
+"""One run, several processes: two real ones over gloo train as one does, evaluate each sample once, and may die."""
 
 from __future__ import annotations
 
@@ -74,12 +74,12 @@ def flat(value) -> list[float]:
 @pytest.mark.parametrize("how", ["whole", "1 -> 2", "2 -> 1"])
 @pytest.mark.parametrize("name", list(together.TRAININGS))
 def test_two_processes_train_as_one(runs, name, how):
-    """Losses with Gumbel noise, augmentation and renewed discriminators on; judgements of uneven numbers of samples."""
+    """Losses with Gumbel noise, augmentation and renewed discriminators on; validation on uneven numbers of samples."""
     _, one, two = runs
     assert len(flat(one[name]["losses"])) >= 6
     assert len(set(flat(one[name]["losses"]))) > 3
     assert flat(two[name][how]["losses"]) == pytest.approx(flat(one[name]["losses"]), abs=1e-4, rel=1e-4)
-    assert flat(two[name][how]["judged"]) == pytest.approx(flat(one[name]["judged"]), abs=1e-4, rel=1e-4)
+    assert flat(two[name][how]["validations"]) == pytest.approx(flat(one[name]["validations"]), abs=1e-4, rel=1e-4)
 
 
 @pytest.mark.parametrize("name", list(together.TRAININGS))

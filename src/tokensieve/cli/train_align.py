@@ -28,7 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> int:
     from tokensieve.records import check_writable
     from tokensieve.tasks.clip.align import AlignConfig, align, save
-    from tokensieve.tasks.clip.state import check_start, state_file
+    from tokensieve.tasks.clip.state import check_start, state_folder
     from tokensieve.training.distributed import join, leave, only_run_of_all, rank
 
     join(cpu=True)
@@ -38,7 +38,7 @@ def run(args: Namespace) -> int:
     with only_run_of_all(args.output, file=True), bars({"tower features": config.images}) as shown:
         tick = partial(shown.further, "tower features")
         check_start(args.output, args.resume)  # again: another run may have ended since
-        result = align(config, tick, state_file(args.output), args.resume)
+        result = align(config, tick, state_folder(args.output), args.resume, shown.tell)
         if rank() == 0:
             save(result, args.output, config)
     if rank() == 0:

@@ -32,9 +32,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--kl", type=float, default=1.0, metavar="W",
         help="weight of the zero-shot logits over CIFAR-10's classes beside the feature (default: 1)")  # fmt: skip
     add("--tau", type=float, default=0.5, metavar="T", help="temperature of the relaxed choice (default: 0.5)")
-    add("--every", type=int, default=20, metavar="S", help="steps between judgements (default: 20)")
+    add("--every", type=int, default=20, metavar="S", help="steps between evaluations (default: 20)")
     add("--seed", type=int, default=0, metavar="S", help="(default: 0)")
-    add("--resume", action="store_true", help="go on where an interrupted run of the same settings last judged")
+    add("--resume", action="store_true", help="go on where an interrupted run of the same settings last evaluated")
     add("-o", "--output", type=Path, default=Path("runs/select.safetensors"), metavar="FILE")
 
 
@@ -59,11 +59,11 @@ def run(args: Namespace) -> int:
         images, _ = first_alone(lambda: load_cifar10("train"))
         photos = Photos(images[_FIRST : _FIRST + (args.images or 4000)], transform)
     with bars({"training": config.steps}) as shown:
-        judged, _ = train_select(
+        evaluations, _ = train_select(
             subject, photos, config, args.output, resume=args.resume, device=device,
             tell=shown.tell, tick=partial(shown.to, "training"),
         )  # fmt: skip
-    best = min(judged, key=lambda j: j.mean)
+    best = min(evaluations, key=lambda j: j.mean)
     if rank() == 0:
         if best.step == 0:
             print("nothing was learned: the untrained networks, that is sieve, are best on the held-out images")

@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--batch_size", type=int, default=8, metavar="B", help="images a step with questions (default: 8)")
     add("--each", type=int, default=3, metavar="N", help="questions of each kind about an image (default: 3)")
     add("--lr", type=float, default=5e-3, help="of the steps with questions (default: 0.005)")
-    add("--every", type=int, default=200, metavar="S", help="steps between judgements (default: 200)")
+    add("--every", type=int, default=200, metavar="S", help="steps between evaluations (default: 200)")
     add("--blind", action="store_true", help="never show the decoder an image: what the wording alone gives away")
     add("--seed", type=int, default=0, metavar="S", help="(default: 0)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: as torch chooses)")

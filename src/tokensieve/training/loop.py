@@ -47,7 +47,8 @@ class FitConfig:
     """How to train, whatever is trained.
 
     warmup: steps up to the target learning rates. clip: largest norm of an optimiser's gradients, None for any.
-    validate_every, checkpoint_every: steps; both happen after the last step too. keep_checkpoints: the newest so many
+    validate_every, checkpoint_every: steps; both happen after the last step too, and with validate_first before the
+    first: what is untrained then competes for the best. keep_checkpoints: the newest so many
     stay. precision: mixed precision, on a GPU only; auto is bf16 where the GPU can, else fp16. device: auto, cpu, cuda.
     """
 
@@ -55,6 +56,7 @@ class FitConfig:
     warmup: int = 0
     clip: float | None = 1.0
     validate_every: int = 500
+    validate_first: bool = False
     checkpoint_every: int = 100
     keep_checkpoints: int = 2
     log_every: int = 10
@@ -81,7 +83,7 @@ class FitConfig:
 
 @dataclass
 class FitResult:
-    """What happened so far: each step's losses by optimiser, each judgement with its step, and the best step."""
+    """What happened so far: each step's losses by optimiser, each validation with its step, and the best step."""
 
     losses: list[dict[str, float]] = field(default_factory=list)
     validations: list[dict[str, Any]] = field(default_factory=list)
@@ -102,16 +104,18 @@ def fit(
     resume: bool = False,
     tell: Callable[[str], None] = lambda line: None,
     tick: Callable[[int], None] = lambda step: None,
+    best: Path | None = None,
 ) -> FitResult:
     """Train a task, and leave in `folder`: checkpoints/, tensorboard/, best.safetensors and last.safetensors.
 
     resume: go on from the last checkpoint of the folder; on a CPU the losses are then, bit for bit, those of a run that
-    was never interrupted. tell: called with a line a judgement; tick: with the steps done so far.
+    was never interrupted. best: where the best model goes instead of best.safetensors. tell: called with a line a
+    validation; tick: with the steps done so far.
 
     Under torchrun or `accelerate launch` the processes train together, and what they return is the same. Only the first
     writes and tells. A run may be resumed with another number of them: no state is a process's own.
     """
-    return _Loop(task, config, folder, tell, tick).run(resume)
+    return _Loop(task, config, folder, tell, tick, best or folder / BEST).run(resume)
 
 
 def seed_of_step(seed: int, step: int) -> int:
@@ -121,9 +125,10 @@ def seed_of_step(seed: int, step: int) -> int:
 
 class _Loop:
     def __init__(
-        self, task: Task, config: FitConfig, folder: Path, tell: Callable[[str], None], tick: Callable[[int], None]
-    ) -> None:
-        self.task, self.config, self.folder, self.tell, self.tick = task, config, folder, tell, tick
+        self, task: Task, config: FitConfig, folder: Path, tell: Callable[[str], None], tick: Callable[[int], None],
+        best: Path,
+    ) -> None:  # fmt: skip
+        self.task, self.config, self.folder, self.tell, self.tick, self.best = task, config, folder, tell, tick, best
         self.accelerator = _accelerator(config)
         for module in task.modules.values():
             module.to(self.accelerator.device)
@@ -158,6 +163,9 @@ class _Loop:
 
         c, done = self.config, self.result.step
         self._mode(True)
+        if c.validate_first and not done and not self.result.validations:
+            self._validate(log)
+            self._save()
         batches = self.task.batches(done) if done < c.steps else iter(())
         self.tick(done)
         for step in range(done, c.steps):
@@ -167,7 +175,7 @@ class _Loop:
             if last or (step + 1) % min(c.validate_every, c.checkpoint_every) == 0:
                 self._check_weights()
             if last or (step + 1) % c.validate_every == 0:
-                self._judge(log)
+                self._validate(log)
             if last or (step + 1) % c.checkpoint_every == 0:
                 self._save()
             self.tick(step + 1)
@@ -252,14 +260,14 @@ class _Loop:
             norms[f"norm/{name}"] = float(norm)
         return norms
 
-    # -- judging -------------------------------------------------------------------------------------------------------
+    # -- validation ----------------------------------------------------------------------------------------------------
 
     def _mode(self, training: bool) -> None:
         for module in self.task.modules.values():
             module.train(training)
 
-    def _judge(self, log: Callable[[str, float, int], None]) -> None:
-        """All processes judge, each a part where the task shares it out; the first one's word counts.
+    def _validate(self, log: Callable[[str, float, int], None]) -> None:
+        """All processes evaluate, each a part where the task shares it out; the first one's result counts.
 
         The best so far is written before any checkpoint knows of it.
         """
@@ -273,13 +281,14 @@ class _Loop:
         self.result.validations.append({"step": step, "score": found.score, **found.metrics})
         for name, value in found.metrics.items():
             log(f"validation/{name}", value, step)
-        better = self.result.best_score is None or found.score > self.result.best_score
+        best = self.result.best_score
+        better = math.isfinite(found.score) and (best is None or found.score > best)
         if better:
             self.result.best_step, self.result.best_score = step, found.score
         if not self.writes:
             return
         if better:
-            self.task.export(self.folder / BEST)
+            self.task.export(self.best)
         figures = ", ".join(f"{name} {value:.4g}" for name, value in found.metrics.items())
         self.tell(f"step {step}: {figures}{' (best so far)' if better else ''}")
 

@@ -1,4 +1,4 @@
-"""What the loop wants of a task: its parts, its batches, its losses, its judgement."""
+"""What the loop wants of a task: its parts, its batches, its losses, its validation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Validation:
-    """A judgement on held-out data: the score that chooses the best step, higher is better, and all its figures."""
+    """An evaluation on held-out data: the score that chooses the best step, higher is better, and all its figures."""
 
     score: float
     metrics: Mapping[str, float]
@@ -59,7 +59,8 @@ class Task(Protocol):
         """
 
     def validate(self) -> Validation | None:
-        """Judge the modules as they are, in evaluation mode, without gradients. None: there is nothing to judge by.
+        """Evaluate the modules as they are, in evaluation mode, without gradients. None: there is nothing to
+        evaluate on.
 
         Called in every process; one that shares the work out gathers what came of it, each sample once.
         """

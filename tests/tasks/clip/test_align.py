@@ -37,11 +37,13 @@ def test_separable_features_are_learned_and_the_result_repeats():
     text_owner = torch.arange(12) % 4
     text = words[text_owner] + 0.1 * torch.randn(12, 8, generator=g)
     config = align.AlignConfig(images=400, epochs=5, batch_size=64, lr=1e-2)
-    first, second = (align.fit(Towers(), features, owner, text, text_owner, config) for _ in range(2))
+    data = features, owner, text, text_owner
+    first, second = (align.fit_projections(align.AlignTask(Towers(), *data, config)) for _ in range(2))
     assert first.held_out_accuracy > 0.95
     assert set(first.state) == {"visual.proj", "text.proj.weight", "logit_scale"}
     assert all(torch.equal(first.state[k], second.state[k]) for k in first.state)
-    other = align.fit(Towers(), features, owner, text, text_owner, align.AlignConfig(images=400, epochs=5, seed=1))
+    seeded = align.AlignConfig(images=400, epochs=5, seed=1)
+    other = align.fit_projections(align.AlignTask(Towers(), *data, seeded))
     assert not torch.equal(other.state["visual.proj"], first.state["visual.proj"])
 
 

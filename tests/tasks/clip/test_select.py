@@ -21,10 +21,11 @@ from tokensieve.tasks.clip.select import (
     distillation_loss,
     keep_for,
     photos_in,
-    state_file,
+    state_folder,
     train_select,
 )
 from tokensieve.testing import tiny_model
+from tokensieve.training.checkpoint import CHECKPOINTS, latest
 
 SMALL = SelectConfig(held_out=8, steps=6, batch_size=4, keep=(18, 9), every=2, kl=0.5, lr=0.02)
 
@@ -141,10 +142,10 @@ def test_the_loss_falls_and_the_best_adapter_is_written(tmp_path):
     subject, output = _subject(), tmp_path / "a.safetensors"
     config = SelectConfig(held_out=4, steps=60, batch_size=8, keep=(6,), every=60, kl=0.0, lr=0.02, tau=0.3)
     lines: list[str] = []
-    judged, losses = train_select(subject, _photos(12), config, output, tell=lines.append)
+    evaluations, losses = train_select(subject, _photos(12), config, output, tell=lines.append)
     assert len(losses) == 60
     assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
-    assert [j.step for j in judged] == [0, 60]
+    assert [j.step for j in evaluations] == [0, 60]
     assert lines[0].startswith("step 0: held-out loss")
     networks = load_adapter(output)
     assert networks.depth == 4
@@ -154,7 +155,7 @@ def test_the_loss_falls_and_the_best_adapter_is_written(tmp_path):
 def test_an_interrupted_run_goes_on_bit_equal_from_every_step(tmp_path):
     """Six images to train on in batches of four: all are seen again, in other batches than at first."""
     whole = tmp_path / "whole.safetensors"
-    judged, losses = train_select(_subject(), _photos(14), SMALL, whole)
+    evaluations, losses = train_select(_subject(), _photos(14), SMALL, whole)
     for stop in range(1, SMALL.steps + 1):
         parts = tmp_path / f"parts{stop}.safetensors"
 
@@ -164,11 +165,11 @@ def test_an_interrupted_run_goes_on_bit_equal_from_every_step(tmp_path):
 
         with pytest.raises(KeyboardInterrupt):
             train_select(_subject(), _photos(14), SMALL, parts, tick=interrupt)
-        assert torch.load(state_file(parts), weights_only=True)["step"] == (stop - 1) // 2 * 2
-        assert train_select(_subject(), _photos(14), SMALL, parts, resume=True) == (judged, losses)
+        assert latest(state_folder(parts) / CHECKPOINTS).name == f"step-{stop // 2 * 2:08d}.safetensors"
+        assert train_select(_subject(), _photos(14), SMALL, parts, resume=True) == (evaluations, losses)
         mine, theirs = load_adapter(parts).state_dict(), load_adapter(whole).state_dict()
         assert all(torch.equal(value, theirs[name]) for name, value in mine.items())
-        assert train_select(_subject(), _photos(14), SMALL, parts, resume=True) == (judged, losses)
+        assert train_select(_subject(), _photos(14), SMALL, parts, resume=True) == (evaluations, losses)
     assert {path.name for path in tmp_path.iterdir() if not path.name.startswith("parts")} >= {
         "whole.safetensors",
         "whole.safetensors.state",
@@ -181,11 +182,18 @@ def test_what_cannot_go_on_is_named(tmp_path):
     output = tmp_path / "a.safetensors"
     with pytest.raises(MissingMaterialError, match=r"a\.safetensors\.state"):
         train_select(_subject(), _photos(), SMALL, output, resume=True)
-    state_file(output).write_bytes(b"half a fi")
-    with pytest.raises(RecordError, match=r"a\.safetensors\.state is no whole state"):
-        train_select(_subject(), _photos(), SMALL, output, resume=True)
-    state_file(output).unlink()
+    state_folder(output).write_bytes(b"half a fi")
+    for resume in (True, False):
+        with pytest.raises(RecordError, match=r"a\.safetensors\.state is not a folder of checkpoints"):
+            train_select(_subject(), _photos(), SMALL, output, resume=resume)
+    state_folder(output).unlink()
     train_select(_subject(), _photos(), SMALL, output)
+    last = latest(state_folder(output) / CHECKPOINTS)
+    whole = last.read_bytes()
+    last.write_bytes(whole[:-9])
+    with pytest.raises(RecordError, match=r"a\.safetensors\.state.*truncated"):
+        train_select(_subject(), _photos(), SMALL, output, resume=True)
+    last.write_bytes(whole)
     other = SelectConfig(**(vars(SMALL) | {"lr": 0.1}))
     with pytest.raises(OptionError, match=r"lr was 0\.02, is 0\.1; images was 30, is 29"):
         train_select(_subject(), _photos(29), other, output, resume=True)
@@ -205,7 +213,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     subject = _subject()
     broken = Subject(subject.model, lambda x: subject.encode(x) * math.nan, "broken")
     config = SelectConfig(**(vars(SMALL) | {"kl": 0.0}))
-    with pytest.raises(OptionError, match="the loss is nan at step 0: lower lr"):
+    with pytest.raises(OptionError, match="the loss of networks is nan at step 0: lower the learning rate"):
         train_select(broken, _photos(), config, tmp_path / "a.safetensors")
 
 

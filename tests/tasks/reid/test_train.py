@@ -84,7 +84,7 @@ def test_a_resumed_run_is_bit_equal(small, more):
         pass
 
     def stop(step):
-        if step == 7:  # in the middle of an epoch, after a judgement, three steps past the checkpoint
+        if step == 7:  # in the middle of an epoch, after a validation, three steps past the checkpoint
             raise Stop
 
     whole = train_reid(small(*more, folder="whole"))

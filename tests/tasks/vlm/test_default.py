@@ -14,7 +14,7 @@ from tokensieve.tasks.vlm.packing import Words
 from tokensieve.tasks.vlm.processor import PROMPT, build_tokenizer
 from tokensieve.tasks.vlm.questions import DESCRIBE, ask, describe
 from tokensieve.tasks.vlm.scenes import make_scenes
-from tokensieve.tasks.vlm.teach import judge_answers
+from tokensieve.tasks.vlm.teach import evaluate_answers
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_it_is_a_plain_llava_of_the_promised_size(shipped: tuple[Any, Any]) -> N
 def test_it_answers_what_it_was_never_shown(shipped: tuple[Any, Any]) -> None:
     model, processor = shipped
     words = Words(processor.tokenizer.get_vocab())
-    found = judge_answers(model, make_scenes(64, 31, "test"), words, (1,))
+    found = evaluate_answers(model, make_scenes(64, 31, "test"), words, (1,))
     assert found["colour"] > 0.9
     assert found["shape"] > 0.9
     assert found["all"] > 0.8
@@ -53,7 +53,7 @@ def test_with_another_image_it_fails(shipped: tuple[Any, Any]) -> None:
     words = Words(processor.tokenizer.get_vocab())
     scenes = make_scenes(64, 31, "test")
     mixed = dataclasses.replace(scenes, images=np.roll(scenes.images, 1, axis=0))
-    assert judge_answers(model, mixed, words, (1,))["all"] < 0.5
+    assert evaluate_answers(model, mixed, words, (1,))["all"] < 0.5
 
 
 def test_it_speaks_through_generate(shipped: tuple[Any, Any]) -> None:

@@ -103,7 +103,7 @@ def test_a_trial_that_was_cut_off_goes_on_from_its_checkpoint(model, tmp_path, m
     assert [path.name for path in (tmp_path / "cut" / "trials").iterdir()] == ["0000"]
 
 
-def test_a_hopeless_run_stops_at_that_judgement(tmp_path) -> None:
+def test_a_hopeless_run_stops_at_that_validation(tmp_path) -> None:
     class Task:
         def validate(self):
             return training.Validation(0.5, {"accuracy_hard": 0.5})

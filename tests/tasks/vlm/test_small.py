@@ -13,7 +13,7 @@ from tokensieve.tasks.vlm.packing import PREFIX, Words, pack
 from tokensieve.tasks.vlm.processor import PROMPT
 from tokensieve.tasks.vlm.scenes import make_scenes
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava, image_tensor
-from tokensieve.tasks.vlm.teach import answer_logits, answer_loss, draw_pack, judge_answers
+from tokensieve.tasks.vlm.teach import answer_logits, answer_loss, draw_pack, evaluate_answers
 
 QUESTIONS = [
     ("What colour is the circle?", "red"),
@@ -107,7 +107,7 @@ def test_only_answers_teach(tiny: Any, processor: Any) -> None:
     assert answer_loss(torch.zeros_like(perfect), packed) == pytest.approx(np.log(len(processor.tokenizer)), rel=1e-4)
 
 
-def test_judging_equals_greedy_generation(tiny: Any, processor: Any) -> None:
+def test_evaluation_equals_greedy_generation(tiny: Any, processor: Any) -> None:
     """A model fitted to a few answers for a moment, so that it is right on some questions and wrong on others."""
     words = Words(processor.tokenizer.get_vocab())
     scenes = make_scenes(6, 2, "test")
@@ -118,7 +118,7 @@ def test_judging_equals_greedy_generation(tiny: Any, processor: Any) -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-    found = judge_answers(tiny, scenes, words, [7], 1)
+    found = evaluate_answers(tiny, scenes, words, [7], 1)
     right: dict[str, list[bool]] = {}
     for image, questions in zip(scenes.images, asked, strict=True):
         for question in questions:

@@ -220,7 +220,7 @@ def test_an_answer_is_right_as_a_whole() -> None:
 
 
 @torch.no_grad()
-def test_answers_are_judged_as_greedy_generation_would(tiny, processor) -> None:
+def test_answers_are_evaluated_as_greedy_generation_would(tiny, processor) -> None:
     batch = GeneratedQuestions(processor, 10, 4, 0).batch(0, 4)
     split = batch.prompt_length
     prompts = {"input_ids": batch.ids[:, :split], "attention_mask": batch.mask[:, :split], "pixel_values": batch.pixels}
@@ -376,12 +376,12 @@ FINE = {
         ({}, None),
     ],
 )
-def test_a_judgement_that_is_bad_is_one_warning(change, words) -> None:
+def test_a_validation_that_is_bad_is_one_warning(change, words) -> None:
     said: list[str] = []
     health = Health(parse_config(SMALL), 100, said.append)
     health.start()
     for step in (60, 80):
-        health.judged(step, FINE | change)
+        health.evaluated(step, FINE | change)
     assert len(said) == (words is not None)
     assert words is None or words in said[0]
 

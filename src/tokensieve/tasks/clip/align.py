@@ -2,17 +2,17 @@
 
 The images are CIFAR-10's training images with captions made of their class; tower features are computed once and kept
 in shards, so an interrupted run goes on where it stopped, and the training itself takes seconds. Several processes
-share the shards out and each batch; the first one writes. Imports zoo and training.distributed.
+share the shards out and each batch. The training loop is `training.fit`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -20,27 +20,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tokensieve.errors import MissingMaterialError, OptionError
-from tokensieve.records import write_whole
+from tokensieve.errors import OptionError
 from tokensieve.tasks.clip.default import build_default_clip, default_tokenizer, trained_part
-from tokensieve.tasks.clip.state import load_state, refuse_other
+from tokensieve.training import FitConfig, Step, Validation, fit
 from tokensieve.training.distributed import (
-    average_gradients,
     first_alone,
+    from_first,
     gather_in_turn,
     gather_with_gradient,
     own_part,
     rank,
     shares,
-    wait,
     world_size,
 )
+from tokensieve.training.loop import BEST
 from tokensieve.utils.files import whole_file
-from tokensieve.utils.tensor_files import save_tensors
+from tokensieve.utils.tensor_files import read_tensors, save_tensors
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.cifar10 import CLASSES, cache_folder, load_cifar10
 
-__all__ = ["TEMPLATES", "AlignConfig", "AlignResult", "align", "captions", "contrastive_loss", "tower_features"]
+__all__ = [
+    "TEMPLATES",
+    "AlignConfig",
+    "AlignResult",
+    "AlignTask",
+    "align",
+    "captions",
+    "contrastive_loss",
+    "fit_projections",
+    "tower_features",
+]
 
 TEMPLATES = (
     "a photo of a {c}.",
@@ -159,12 +168,13 @@ def contrastive_loss(image: Tensor, text: Tensor, owner: Tensor, scale: Tensor) 
 def align(
     config: AlignConfig,
     tick: Callable[[int], None] = lambda n: None,
-    state: Path | None = None,
+    folder: Path | None = None,
     resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> AlignResult:
-    """Train the projections of the default CLIP. Same configuration, same result. state, resume: as in `fit`."""
-    if state is not None and resume and not state.is_file():
-        raise MissingMaterialError(f"{state}: there is no run to resume; leave --resume out to start anew")
+    """Train the projections of the default CLIP. Same configuration, same result. tick: called with images encoded;
+    folder, resume, tell: as in `fit_projections`.
+    """
     model = build_default_clip()
     images, labels = first_alone(lambda: load_cifar10("train"))
     tower = vit_s14.vit_s14_openclip()
@@ -175,117 +185,113 @@ def align(
         proj, model.text.proj = model.text.proj, nn.Identity()  # type: ignore[union-attr]
         text = model.encode_text(default_tokenizer()(texts))  # type: ignore[operator]
         model.text.proj = proj  # type: ignore[union-attr]
-    return fit(model, features, owner, text.clone(), text_owner, config, state, resume)
+    task = AlignTask(model, features, owner, text.clone(), text_owner, config)
+    return fit_projections(task, folder, resume, tell)
 
 
-def fit(
-    model: nn.Module, features: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor, config: AlignConfig,
-    state: Path | None = None, resume: bool = False, tick: Callable[[int], None] = lambda epoch: None,
-) -> AlignResult:  # fmt: skip
-    """The training proper, on tower features (N, 384) and caption features (C, 384).
+def fit_projections(
+    task: AlignTask,
+    folder: Path | None = None,
+    resume: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+    tick: Callable[[int], None] = lambda step: None,
+) -> AlignResult:
+    """The training proper. folder: for checkpoints and logs, None for none that stay; the rest as in `training.fit`."""
+    with TemporaryDirectory() as scratch:
+        place = Path(scratch) if folder is None else folder
+        result = fit(task, task.fit_config(), place, resume=resume, tell=tell, tick=tick)
+        state = from_first(dict(read_tensors(place / BEST)[0]) if rank() == 0 else {})
+    epoch = (result.best_step or 0) // task.epoch_steps - 1
+    losses = tuple(losses["projections"] for losses in result.losses)
+    return AlignResult(state, result.best_score or 0.0, epoch, losses)
 
-    state: a file for what is needed to go on, written after each epoch; resume: go on from it. tick: called with the
-    epochs done.
+
+class AlignTask:
+    """What the one loop trains: two projections and a temperature, on tower features (N, 384) of images of the classes
+    `owner` (N,) and caption features (C, 384) of the classes `text_owner` (C,).
+
+    Every process draws the same and computes its part of each batch. An epoch's last batch may be smaller.
     """
-    training = _Training(model, features, owner, text, text_owner, config)
-    if resume and state is not None:
-        training.go_on(state)
-    while training.epoch < config.epochs:
-        training.learn()
-        if state is not None and rank() == 0:
-            buffer = io.BytesIO()
-            torch.save(training.state(), buffer)
-            write_whole(state, buffer.getvalue())
-        wait()
-        tick(training.epoch)
-    return training.best()
-
-
-class _Training:
-    """Projections, optimiser and draws of a run. Every process draws the same and computes its part of each batch."""
 
     def __init__(
         self, model: nn.Module, features: Tensor, owner: Tensor, text: Tensor, text_owner: Tensor, config: AlignConfig
     ) -> None:
         self.model, self.config = model, config
         self.features, self.owner, self.text, self.text_owner = features, owner, text, text_owner
-        self.generator = torch.Generator().manual_seed(config.seed)
-        order = torch.randperm(len(features), generator=self.generator)
+        generator = torch.Generator().manual_seed(config.seed)
+        order = torch.randperm(len(features), generator=generator)
         cut = max(1, round(config.held_out * len(features)))
         self.held, self.train = order[:cut], order[cut:]
+        self.epoch_steps = math.ceil(len(self.train) / config.batch_size)
         self.image_proj: nn.Parameter = model.visual.proj  # type: ignore[assignment,union-attr]
         self.text_proj: nn.Parameter = model.text.proj.weight  # type: ignore[assignment,union-attr]
         self.scale: nn.Parameter = model.logit_scale  # type: ignore[assignment]
         with torch.no_grad():
             for p in (self.image_proj, self.text_proj):
-                p.copy_(torch.randn(p.shape, generator=self.generator) * features.shape[1] ** -0.5)
+                p.copy_(torch.randn(p.shape, generator=generator) * features.shape[1] ** -0.5)
             self.scale.fill_(math.log(1 / 0.07))
+        parts = nn.ParameterDict({"image": self.image_proj, "text": self.text_proj, "scale": self.scale})
         decayed = {"params": [self.image_proj, self.text_proj], "weight_decay": config.weight_decay}
-        self.optimiser = torch.optim.AdamW([decayed, {"params": [self.scale], "weight_decay": 0.0}], lr=config.lr)
-        steps = config.epochs * math.ceil(len(self.train) / config.batch_size)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, config.lr, total_steps=steps, pct_start=0.1)
+        optimiser = torch.optim.AdamW([decayed, {"params": [self.scale], "weight_decay": 0.0}], lr=config.lr)
+        self.modules: dict[str, nn.Module] = {"projections": parts}
+        self.optimisers: dict[str, torch.optim.Optimizer] = {"projections": optimiser}
         self.of_class = [torch.nonzero(text_owner == c).flatten() for c in range(int(text_owner.max()) + 1)]
-        self.epoch = 0
-        self.losses: list[float] = []
-        self.found: dict[str, Any] = {"state": {}, "held_out_accuracy": -1.0, "epoch": -1}
 
-    def learn(self) -> None:
-        """One epoch, and the judgement on the held-out images."""
-        shuffled = self.train[torch.randperm(len(self.train), generator=self.generator)]
-        for batch in shuffled.split(self.config.batch_size):
-            self._step(batch)
-        accuracy = _zero_shot(
-            self.features[self.held] @ self.image_proj, self.owner[self.held], self.text @ self.text_proj.T,
-            self.text_owner,
+    def fit_config(self) -> FitConfig:
+        """Evaluations and checkpoints after each epoch."""
+        steps = self.config.epochs * self.epoch_steps
+        return FitConfig(
+            steps=steps, warmup=round(0.1 * steps), clip=None, validate_every=self.epoch_steps,
+            checkpoint_every=self.epoch_steps, seed=self.config.seed, device="cpu",
         )  # fmt: skip
-        if accuracy > self.found["held_out_accuracy"]:
-            self.found = {"state": trained_part(self.model), "held_out_accuracy": accuracy, "epoch": self.epoch}
-        self.epoch += 1
 
-    def _step(self, batch: Tensor) -> None:
-        """batch: (B,) images of the whole step; captions are drawn for all of them, features computed of a part."""
-        owner = self.owner[batch]
-        draws = [torch.randint(len(self.of_class[c]), (), generator=self.generator) for c in owner.tolist()]
-        captions = torch.stack([self.of_class[c][draw] for c, draw in zip(owner.tolist(), draws, strict=True)])
-        sizes, own = shares(len(batch)), own_part(range(len(batch)))
-        mine = slice(own.start, own.stop)  # type: ignore[attr-defined]
-        image = F.normalize(self.features[batch[mine]] @ self.image_proj, dim=-1)
-        caption = F.normalize(self.text[captions[mine]] @ self.text_proj.T, dim=-1)
+    # -- what the loop calls ----------------------------------------------------------------------------------------
+
+    def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(image features (b, 384) and caption features (b, 384) of this process's part, classes (B,) of the batch)."""
+        step = start
+        while True:
+            epoch, place = divmod(step, self.epoch_steps)
+            order = torch.randperm(len(self.train), generator=self._generator(2 * epoch))
+            batch = self.train[order].split(self.config.batch_size)[place]
+            draws, owner = self._generator(2 * step + 1), self.owner[batch]
+            captions = [int(self.of_class[c][_below(len(self.of_class[c]), draws)]) for c in owner.tolist()]
+            own = own_part(range(len(batch)))
+            mine = slice(own.start, own.stop)  # type: ignore[attr-defined]
+            yield self.features[batch[mine]], self.text[captions[mine]], owner
+            step += 1
+
+    def _generator(self, number: int) -> torch.Generator:
+        return torch.Generator().manual_seed(1_000_003 * self.config.seed + number)
+
+    def step(self, batch: tuple[Tensor, Tensor, Tensor], step: int) -> Step:
+        features, text, owner = batch
+        sizes = shares(len(owner))
+        image = F.normalize(features @ self.image_proj, dim=-1)
+        caption = F.normalize(text @ self.text_proj.T, dim=-1)
         loss = contrastive_loss(
             gather_with_gradient(image, sizes), gather_with_gradient(caption, sizes), owner,
             self.scale.exp().clamp(max=100.0),
         )  # fmt: skip
-        value = loss.item()
-        if not math.isfinite(value):
-            raise OptionError(f"the loss is {value} at step {len(self.losses)}: lower lr={self.config.lr}")
-        self.optimiser.zero_grad()
-        loss.backward()
-        average_gradients([self.image_proj, self.text_proj, self.scale])
-        self.optimiser.step()
-        self.schedule.step()
-        self.losses.append(value)
+        return Step({"projections": loss})
 
-    def best(self) -> AlignResult:
-        return AlignResult(**self.found, losses=tuple(self.losses))
+    def validate(self) -> Validation:
+        """Zero-shot accuracy on the held-out images."""
+        accuracy = _zero_shot(
+            self.features[self.held] @ self.image_proj, self.owner[self.held], self.text @ self.text_proj.T,
+            self.text_owner,
+        )  # fmt: skip
+        return Validation(accuracy, {"held-out accuracy": accuracy})
 
-    # -- going on -------------------------------------------------------------------------------------------------
+    def facts(self) -> dict[str, Any]:
+        return asdict(self.config)
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "config": asdict(self.config), "epoch": self.epoch, "losses": self.losses, "found": self.found,
-            "trained": trained_part(self.model), "optimiser": self.optimiser.state_dict(),
-            "schedule": self.schedule.state_dict(), "generator": self.generator.get_state(),
-        }  # fmt: skip
+    def export(self, path: Path) -> None:
+        save_tensors(path, trained_part(self.model), {})
 
-    def go_on(self, path: Path) -> None:
-        """Take up an interrupted run. One of other settings is an error that names them."""
-        found = load_state(path)
-        refuse_other(path, found["config"], asdict(self.config))
-        self.model.load_state_dict(found["trained"], strict=False)
-        self.optimiser.load_state_dict(found["optimiser"])
-        self.schedule.load_state_dict(found["schedule"])
-        self.generator.set_state(found["generator"])
-        self.epoch, self.losses, self.found = found["epoch"], list(found["losses"]), found["found"]
+
+def _below(end: int, generator: torch.Generator) -> int:
+    return int(torch.randint(end, (), generator=generator))
 
 
 @torch.no_grad()

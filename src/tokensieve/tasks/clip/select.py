@@ -1,16 +1,14 @@
 """Train a selection by distillation: the reduced model shall give the untouched model's image feature.
 
 No labels: any images will do. The model is frozen; what trains is `methods.learned`'s scoring networks, through
-`adapters.soft`. Every draw depends on the seed and the step alone, so an interrupted run that goes on is the run that
-was never interrupted. Several processes share each batch; the first one writes. Imports adapters, methods, results and
-training.distributed.
+`models.encoder.soft`. Every draw depends on the seed and the step alone, so an interrupted run that goes on is the run
+that was never interrupted. Several processes share each batch. The training loop is `training.fit`.
 """
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,21 +27,19 @@ from tokensieve.methods.trained.learned import Learned, ScoringNetworks, adapter
 from tokensieve.models.attach import attach, find_tower
 from tokensieve.models.encoder.soft import attach_soft
 from tokensieve.records import write_whole
-from tokensieve.tasks.clip.state import check_start, load_state, refuse_other, state_file
+from tokensieve.tasks.clip.state import check_start, state_folder
+from tokensieve.training import FitConfig, Step, Validation, fit
 from tokensieve.training.distributed import (
-    average_gradients,
-    average_numbers,
     gather_in_turn,
     only_run_of_all,
     own_part,
     rank,
-    wait,
     world_size,
 )
 from tokensieve.utils.images import ENDINGS, image_files, read_image
 
-__all__ = ["Judgement", "Photos", "SelectConfig", "Subject", "default_subject", "distillation_loss", "keep_for",
-           "photos_in", "state_file", "train_select"]  # fmt: skip
+__all__ = ["Evaluation", "Photos", "SelectConfig", "SelectTask", "Subject", "default_subject", "distillation_loss",
+           "keep_for", "photos_in", "state_folder", "train_select"]  # fmt: skip
 
 CPU = torch.device("cpu")
 SPEEDS = (2.0, 3.0)
@@ -53,7 +49,8 @@ PRICE = 0.05  # of the learning rate, for what changes the choice
 @dataclass(frozen=True)
 class SelectConfig:
     """held_out: of the images, those that choose the best step. keep: budgets to train for, in turn; none: what makes
-    2x and 3x possible. kl: weight of the zero-shot logits beside the feature's cosine. every: steps between judgements.
+    2x and 3x possible. kl: weight of the zero-shot logits beside the feature's cosine. every: steps between
+    evaluations.
     """
 
     held_out: int = 96
@@ -190,7 +187,7 @@ class _Watch(SieveMethod):
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Evaluation:
     """How well the held-out features are kept after so many steps, by hard selection; one number a budget each."""
 
     step: int
@@ -201,21 +198,25 @@ class Judgement:
     def mean(self) -> float:
         return sum(self.loss) / len(self.loss)
 
+    def metrics(self, keep: Sequence[int | float]) -> dict[str, float]:
+        """By name, as the training loop logs and keeps them."""
+        figures = {"held-out loss": self.mean}
+        for number, (budget, loss, cosine) in enumerate(zip(keep, self.loss, self.cosine, strict=True), start=1):
+            figures |= {f"loss {number} (keep {budget})": loss, f"cosine {number} (keep {budget})": cosine}
+        return figures
 
-@dataclass
-class _Progress:
-    """All that a run needs to go on."""
-
-    step: int
-    losses: list[float]
-    judged: list[Judgement]
-
-    @property
-    def best(self) -> Judgement:
-        return min(self.judged, key=lambda j: j.mean)
+    @classmethod
+    def of(cls, found: Mapping[str, Any]) -> Evaluation:
+        """Back from the loop's result."""
+        losses, cosines = (
+            tuple(value for name, value in found.items() if name.startswith(f"{kind} ")) for kind in ("loss", "cosine")
+        )
+        return cls(found["step"], losses, cosines)
 
 
-class _Trainer:
+class SelectTask:
+    """What the one loop trains: the scoring networks alone, of a subject that is frozen meanwhile."""
+
     def __init__(self, subject: Subject, photos: Photos, config: SelectConfig, device: torch.device) -> None:
         if config.kl and subject.classes is None:
             raise OptionError(f"kl={config.kl}: {subject.name} has no zero-shot classifier; give kl=0")
@@ -230,8 +231,11 @@ class _Trainer:
         self.networks = new_networks(subject.model, config.seed).to(device)
         self.method = Learned(adapter=self.networks)
         self.keep = config.keep or tuple(keep_for(subject.model, self.method, speed) for speed in SPEEDS)
-        self.optimiser = torch.optim.AdamW(self._groups(), lr=config.lr, weight_decay=config.weight_decay)
-        self.progress = _Progress(0, [], [])
+        optimiser = torch.optim.AdamW(self._groups(), lr=config.lr, weight_decay=config.weight_decay)
+        self.modules: dict[str, nn.Module] = {"networks": self.networks}
+        self.optimisers: dict[str, torch.optim.Optimizer] = {"networks": optimiser}
+        self.done = 0
+        self.latest: Evaluation | None = None  # of the held-out images
         order = self._shuffled(-1, len(photos))
         self.held, self.train = order[: config.held_out], order[config.held_out :]
         self._held_wanted: dict[tuple[int, ...], Tensor] = {}  # of the batches of held-out images, each seen again
@@ -244,7 +248,7 @@ class _Trainer:
         net, lr = self.networks, self.config.lr
         speeds = dict.fromkeys((net.scale, net.shift, net.lead), 1.0)
         speeds |= {net.first: PRICE * 10 / net.width, net.bias: PRICE, net.last: PRICE, net.exponents: PRICE * 4.0}
-        return [{"params": [part], "lr": lr * speed, "speed": speed} for part, speed in speeds.items()]
+        return [{"params": [part], "lr": lr * speed} for part, speed in speeds.items()]
 
     @torch.no_grad()
     def _units(self) -> Tensor:
@@ -275,44 +279,36 @@ class _Trainer:
     def loss(self, feature: Tensor, wanted: Tensor) -> Tensor:
         return distillation_loss(feature, wanted, self.subject.classes, self.subject.scale, self.config.kl)
 
-    def learn(self) -> float:
-        """One step, on the budget whose turn it is."""
-        c, step = self.config, self.progress.step
-        index = list(own_part(self.batch(step), "--batch_size"))
-        pixels = self.photos.pixels(index).to(self.device)
-        wanted = self.wanted(pixels)
-        pace = min(1.0, (step + 1) / (0.05 * c.steps)) * 0.5 * (1 + math.cos(math.pi * step / c.steps))
-        for group in self.optimiser.param_groups:
-            group["lr"] = c.lr * group["speed"] * pace
-        with attach_soft(self.subject.model, self.method, keep=self.keep[step % len(self.keep)], tau=c.tau):
-            loss = self.loss(self.subject.encode(pixels), wanted)
-        value = average_numbers({"loss": loss})["loss"]
-        if not math.isfinite(value):
-            raise OptionError(f"the loss is {value} at step {step}: lower lr={c.lr}, or raise tau={c.tau}")
-        self.optimiser.zero_grad()
-        loss.backward()
-        average_gradients(self.networks.parameters())
-        norm = float(nn.utils.clip_grad_norm_(self.networks.parameters(), 1.0))
-        if not math.isfinite(norm):
-            raise OptionError(f"the gradient's norm is {norm} at step {step}: lower lr={c.lr}, or raise tau={c.tau}")
-        self.optimiser.step()
-        self.progress.step += 1
-        self.progress.losses.append(value)
-        return value
+    # -- what the loop calls ----------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def judge(self) -> Judgement:
+    def batches(self, start: int) -> Iterator[Tensor]:
+        """Pixels (B, 3, H, W) of this process's part of each step."""
+        self.done = step = start
+        while True:
+            yield self.photos.pixels(list(own_part(self.batch(step), "--batch_size")))
+            step += 1
+
+    def step(self, pixels: Tensor, step: int) -> Step:
+        """On the budget whose turn it is."""
+        wanted = self.wanted(pixels)
+        with attach_soft(self.subject.model, self.method, keep=self.keep[step % len(self.keep)], tau=self.config.tau):
+            loss = self.loss(self.subject.encode(pixels), wanted)
+        self.done = step + 1
+        return Step({"networks": loss})
+
+    def validate(self) -> Validation:
         """The held-out images by exact selection, as in inference; each batch of them by one process."""
         size = self.config.batch_size
         batches = [self.held[start : start + size] for start in range(0, len(self.held), size)]
         losses, cosines = [], []
         for keep in self.keep:
-            parts = gather_in_turn([self._judged(batch, keep) for batch in batches[rank() :: world_size()]])
+            parts = gather_in_turn([self._evaluate(batch, keep) for batch in batches[rank() :: world_size()]])
             losses.append(sum(loss for loss, _ in parts) / len(self.held))
             cosines.append(sum(cosine for _, cosine in parts) / len(self.held))
-        return Judgement(self.progress.step, tuple(losses), tuple(cosines))
+        self.latest = Evaluation(self.done, tuple(losses), tuple(cosines))
+        return Validation(-self.latest.mean, self.latest.metrics(self.keep))
 
-    def _judged(self, index: list[int], keep: int | float) -> tuple[float, float]:
+    def _evaluate(self, index: list[int], keep: int | float) -> tuple[float, float]:
         """Sums over these images of the loss and of the cosine."""
         pixels = self.photos.pixels(index).to(self.device)
         if tuple(index) not in self._held_wanted:
@@ -322,26 +318,24 @@ class _Trainer:
             feature = self.subject.encode(pixels)
         return len(index) * self.loss(feature, wanted).item(), F.cosine_similarity(feature, wanted).sum().item()
 
-    # -- going on -------------------------------------------------------------------------------------------------
+    def facts(self) -> dict[str, Any]:
+        return asdict(self.config) | {"images": len(self.photos), "model": self.subject.name}
 
-    def state(self) -> dict[str, Any]:
-        p = self.progress
-        return {
-            "config": asdict(self.config), "images": len(self.photos), "model": self.subject.name, "step": p.step,
-            "losses": p.losses, "judged": [asdict(j) for j in p.judged],
-            "networks": self.networks.state_dict(), "optimiser": self.optimiser.state_dict(),
-        }  # fmt: skip
+    def export(self, path: Path) -> None:
+        """The adapter, with its recipe and, where it was evaluated just now, its figures."""
+        recipe = asdict(self.config) | {"keep": self.keep, "images": len(self.photos)}
+        about: dict[str, Any] = {"model": self.subject.name, "recipe": recipe}
+        if self.latest is not None:
+            recipe["step"] = self.latest.step
+            about["held_out"] = asdict(self.latest)
+        write_whole(path, adapter_bytes(self.networks, about))
 
-    def go_on(self, path: Path) -> None:
-        """Take up the state of an interrupted run. One of other settings is an error that names them."""
-        found, mine = load_state(path), self.state()
-        names = ("images", "model")
-        refuse_other(path, found["config"] | {name: found[name] for name in names},
-                     mine["config"] | {name: mine[name] for name in names})  # fmt: skip
-        self.networks.load_state_dict(found["networks"])
-        self.optimiser.load_state_dict(found["optimiser"])
-        judged = [Judgement(j["step"], tuple(j["loss"]), tuple(j["cosine"])) for j in found["judged"]]
-        self.progress = _Progress(found["step"], list(found["losses"]), judged)
+
+def fit_config(config: SelectConfig, device: torch.device) -> FitConfig:
+    return FitConfig(
+        steps=config.steps, warmup=round(0.05 * config.steps), validate_every=config.every, validate_first=True,
+        checkpoint_every=config.every, seed=config.seed, precision="no", device=device.type,
+    )  # fmt: skip
 
 
 def train_select(
@@ -354,49 +348,20 @@ def train_select(
     device: torch.device = CPU,
     tell: Callable[[str], None] = lambda line: None,
     tick: Callable[[int], None] = lambda step: None,
-) -> tuple[list[Judgement], list[float]]:
-    """Train, and write the best adapter to `output` and the run's state beside it at every judgement.
+) -> tuple[list[Evaluation], list[float]]:
+    """Train, and write the best adapter so far to `output` and the run's checkpoints to a folder beside it.
 
-    Returns the judgements (the first is of the untrained networks, that is of sieve) and the loss of every step.
-    tell: called with a line a judgement; tick: with the steps done so far. Several processes train together.
+    Returns the evaluations (the first is of the untrained networks, that is of sieve) and the loss of every step.
+    tell: called with a line an evaluation; tick: with the steps done so far. Several processes train together.
     """
     check_start(output, resume)
     with only_run_of_all(output, file=True), _frozen(subject.model):
         check_start(output, resume)  # again: another run may have ended since
-        trainer = _Trainer(subject, photos, config, device)
-        progress = trainer.progress
-        if resume:
-            trainer.go_on(state_file(output))
-            progress = trainer.progress
-        while True:
-            if progress.step % config.every == 0 or progress.step == config.steps:
-                _note(trainer, output, tell)
-            if progress.step >= config.steps:
-                return progress.judged, progress.losses
-            trainer.learn()
-            tick(progress.step)
-
-
-def _note(trainer: _Trainer, output: Path, tell: Callable[[str], None]) -> None:
-    progress = trainer.progress
-    if progress.judged and progress.judged[-1].step == progress.step:
-        return  # the run was interrupted just after this
-    progress.judged.append(trainer.judge())
-    now, start = progress.judged[-1], progress.judged[0]
-    if rank() > 0:
-        wait()
-        return
-    if progress.best is now:
-        recipe = asdict(trainer.config) | {"keep": trainer.keep, "images": len(trainer.photos), "step": now.step}
-        about = {"model": trainer.subject.name, "recipe": recipe, "held_out": asdict(now)}
-        write_whole(output, adapter_bytes(trainer.networks, about))
-    buffer = io.BytesIO()
-    torch.save(trainer.state(), buffer)
-    write_whole(state_file(output), buffer.getvalue())
-    budgets = zip(trainer.keep, now.cosine, start.cosine, strict=True)
-    kept = ", ".join(f"keep {keep}: cosine {cosine:.4f} (untrained {before:.4f})" for keep, cosine, before in budgets)
-    tell(f"step {now.step}: held-out loss {now.mean:.4f} (untrained {start.mean:.4f}); {kept}")
-    wait()
+        task = SelectTask(subject, photos, config, device)
+        result = fit(
+            task, fit_config(config, device), state_folder(output), resume=resume, tell=tell, tick=tick, best=output
+        )
+    return [Evaluation.of(found) for found in result.validations], [losses["networks"] for losses in result.losses]
 
 
 @contextmanager

@@ -80,18 +80,18 @@ def _notes_of(manager: ManagerSettings) -> list[str]:
 
 
 def watched(task: Task, train: Train, folder: Path, report: Report) -> Found:
-    """Run a trial that reports each judgement's score at its step. One that was cut off goes on from its checkpoint.
+    """Run a trial that reports each validation's score at its step. One that was cut off goes on from its checkpoint.
 
-    Found has the score as `accuracy`, and the other figures of the best judgement.
+    Found has the score as `accuracy`, and the other figures of the best validation.
     """
-    done, judge = 0, task.validate
+    done, evaluate = 0, task.validate
 
     def tick(steps: int) -> None:
         nonlocal done
         done = steps
 
     def validate() -> Any:
-        found = judge()
+        found = evaluate()
         if found is not None:
             report(done + 1, found.score)
         return found
@@ -99,7 +99,7 @@ def watched(task: Task, train: Train, folder: Path, report: Report) -> Found:
     task.validate = validate  # type: ignore[method-assign]
     result = train(resume=bool(checkpoints_in(folder / CHECKPOINTS)), tick=tick)
     if result.best_score is None:
-        raise OptionError("nothing was judged: there is no score to search by")
+        raise OptionError("nothing was evaluated: there is no score to search by")
     best = next(one for one in result.validations if one["step"] == result.best_step)
     figures = {name: float(value) for name, value in best.items() if isinstance(value, int | float)}
     figures |= {"accuracy": float(result.best_score), "best_step": float(best["step"])}

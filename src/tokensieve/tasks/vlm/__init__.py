@@ -1,4 +1,4 @@
-"""A small LLaVA of the real classes, the scenes and questions it is trained and judged on, and questions of one's own.
+"""A small LLaVA of the real classes, the scenes and questions it is trained and evaluated on, and your own questions.
 
     scenes.py     images and the truth about them   questions.py  what is asked about them
     processor.py  words and pixels to tensors       small.py      the model, and how its weights begin

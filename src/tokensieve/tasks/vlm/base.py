@@ -27,21 +27,28 @@ from tokensieve.tasks.vlm.packing import Words
 from tokensieve.tasks.vlm.processor import build_processor
 from tokensieve.tasks.vlm.scenes import Scenes, make_scenes
 from tokensieve.tasks.vlm.small import SmallSizes, build_small_llava, image_tensor
-from tokensieve.tasks.vlm.teach import TowerTeacher, answer_logits, answer_loss, blind_level, draw_pack, judge_answers
+from tokensieve.tasks.vlm.teach import (
+    TowerTeacher,
+    answer_logits,
+    answer_loss,
+    blind_level,
+    draw_pack,
+    evaluate_answers,
+)
 from tokensieve.training import FitConfig, Step, Validation, fit
 from tokensieve.training.checkpoint import CHECKPOINTS, checkpoints_in
 from tokensieve.utils.files import only_run, whole_folder
 from tokensieve.utils.tensor_files import save_tensors
 
-__all__ = ["BaseConfig", "DecoderTask", "TowerTask", "final_judgement", "save_small_llava", "train_base"]
+__all__ = ["BaseConfig", "DecoderTask", "TowerTask", "final_evaluation", "save_small_llava", "train_base"]
 
-_JUDGED, _FINAL = 1_000_000, 1_500_000  # seeds of the scenes that judge lie beyond any step's
+_HELD_OUT, _FINAL = 1_000_000, 1_500_000  # seeds of held-out scenes lie beyond any step's
 
 
 @dataclass(frozen=True)
 class BaseConfig:
     """The recipe. each: questions of each kind about one image. terse_until: share of the decoder's steps with terse
-    wordings; from then on they give way to natural ones. judge: held-out images for each judgement; final: for the
+    wordings; from then on they give way to natural ones. judge: held-out images for each validation; final: for the
     last. blind: never show the decoder an image, to see what the wording alone gives away.
     """
 
@@ -93,7 +100,7 @@ class _SmallTask:
         self.config, self.model, self.words = config, model, words
         self.modules: Mapping[str, nn.Module] = {"model": model}
         self.optimisers: Mapping[str, Optimizer] = {}
-        self.held_out = make_scenes(config.judge, _JUDGED + config.seed, "test")
+        self.held_out = make_scenes(config.judge, _HELD_OUT + config.seed, "test")
 
     def _optimiser(self, lr: float, taught: Callable[[str], bool], more: Iterable[nn.Parameter] = ()) -> Optimizer:
         """For the model's parameters that a stage teaches, by name, and some of the stage's own."""
@@ -103,7 +110,7 @@ class _SmallTask:
         return Muon(matrices, [*rest, *more], lr, lr / 2)
 
     def _scenes(self, count: int, step: int, crowded: bool = False) -> Scenes:
-        return make_scenes(count, self.config.seed * 2 * _JUDGED + step, "train", crowded)
+        return make_scenes(count, self.config.seed * 2 * _HELD_OUT + step, "train", crowded)
 
     def export(self, path: Path) -> None:
         tensors = dict(self.model.state_dict())
@@ -171,8 +178,8 @@ class DecoderTask(_SmallTask):
         return Step({"decoder": answer_loss(logits, packed)})
 
     def validate(self) -> Validation:
-        found = judge_answers(self.model, self.held_out, self.words, (_JUDGED,), 2, blind=self.config.blind)
-        terse = judge_answers(self.model, self.held_out, self.words, (_JUDGED,), 1, 1.0, self.config.blind)
+        found = evaluate_answers(self.model, self.held_out, self.words, (_HELD_OUT,), 2, blind=self.config.blind)
+        terse = evaluate_answers(self.model, self.held_out, self.words, (_HELD_OUT,), 1, 1.0, self.config.blind)
         return Validation(found["all"], {**found, "terse": terse["all"]})
 
     def facts(self) -> dict[str, Any]:
@@ -216,7 +223,7 @@ def _train_stages(
         tell(f"{name}: {steps} steps")
         fit(task(config, model, words), settings, place, resume=resume and begun, tell=tell, tick=partial(tick, name))
     save_small_llava(model, processor, folder / "model")
-    found = final_judgement(config, model, words)
+    found = final_evaluation(config, model, words)
     for row in found:
         figures = [f"{name} {value:.3f}" for name, value in row.items() if name != "who"]
         tell(f"{row['who']}: {', '.join(figures)}")
@@ -227,10 +234,10 @@ def _train_stages(
     return model
 
 
-def final_judgement(config: BaseConfig, model: Any, words: Words) -> list[dict[str, Any]]:
-    """Accuracy on held-out images that no judgement during training saw, beside what the wording alone gives away."""
+def final_evaluation(config: BaseConfig, model: Any, words: Words) -> list[dict[str, Any]]:
+    """Accuracy on held-out images that no validation during training saw, beside what the wording alone gives away."""
     scenes = make_scenes(config.final, _FINAL + config.seed, "test")
-    seen = judge_answers(model, scenes, words, (_FINAL,), 2, blind=config.blind)
+    seen = evaluate_answers(model, scenes, words, (_FINAL,), 2, blind=config.blind)
     common = blind_level(make_scenes(2 * config.final, _FINAL + config.seed, "train"), scenes, (_FINAL,))
     return [{"who": "blind model" if config.blind else "model", **seen}, {"who": "commonest answer", **common}]
 

@@ -84,12 +84,12 @@ class Questions(Protocol):
 
 
 class GeneratedQuestions:
-    """Scenes and questions made for each step; those that judge show other scenes of the same kind."""
+    """Scenes and questions made for each step; those held out show other scenes of the same kind."""
 
-    def __init__(self, processor: Any, questions: int, judged: int, seed: int) -> None:
+    def __init__(self, processor: Any, questions: int, held_out: int, seed: int) -> None:
         self.vocabulary = processor.tokenizer.get_vocab()
         self.words = Words(self.vocabulary)
-        self.questions, self.judged, self.seed = questions, judged, seed
+        self.questions, self.held_out, self.seed = questions, held_out, seed
 
     def __len__(self) -> int:
         return self.questions
@@ -98,8 +98,8 @@ class GeneratedQuestions:
         return self._drawn([self.seed, step], size, _TERSE).rows(own)
 
     def held_back(self, size: int) -> Iterator[Batch]:
-        for start in range(0, self.judged, size):
-            yield self._drawn([_HELD_BACK, start], min(size, self.judged - start), 0.0)
+        for start in range(0, self.held_out, size):
+            yield self._drawn([_HELD_BACK, start], min(size, self.held_out - start), 0.0)
 
     def _drawn(self, seed: Sequence[int], size: int, terse: float) -> Batch:
         scenes = make_scenes(size, list(seed), "train")
@@ -127,7 +127,7 @@ class FileQuestions:
         self.train, self.val = load_questions(Path(train)), load_questions(Path(val))
         if Path(train).resolve() == Path(val).resolve():
             raise DataError(
-                f"dataset_settings.train and .val are the same file {train}: judge on others than you train"
+                f"dataset_settings.train and .val are the same file {train}: evaluate on others than you train on"
             )
 
     def __len__(self) -> int:

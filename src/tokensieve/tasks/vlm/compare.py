@@ -27,7 +27,7 @@ def scores_of(texts: Sequence[str], questions: Sequence[Asked], metric: str) -> 
 
 @dataclass
 class Comparison:
-    """own: the answers to be judged. plain: the untouched model's, in the same order."""
+    """own: the answers to be evaluated. plain: the untouched model's, in the same order."""
 
     questions: Sequence[Asked]
     own: Sequence[str]

@@ -44,7 +44,7 @@ from tokensieve.tasks.vlm.soft_answers import is_learned, soft_answers
 
 __all__ = ["EVAL_SEED", "VlmEvalOptions", "attach_reduced", "evaluate_vlm", "held_out_questions", "plan_of"]
 
-EVAL_SEED = 2_000_000  # of the generated questions; far from the seeds that training and its judgements draw from
+EVAL_SEED = 2_000_000  # of the generated questions; far from the seeds that training and its validations draw from
 IMAGES = 200  # generated, unless said otherwise
 
 

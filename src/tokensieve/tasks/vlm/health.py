@@ -9,14 +9,14 @@ from tokensieve.tasks.vlm.config import VlmConfig
 
 __all__ = ["Health"]
 
-_WINDOW = 50  # steps over which the discriminator is judged
+_WINDOW = 50  # steps over which the discriminator is watched
 _WON = 0.95
 _GAP = 0.03
 _APART = 0.005
 
 
 class Health:
-    """Told of every step and every judgement. `done`: what was warned of already; it is not said again."""
+    """Told of every step and every validation. `done`: what was warned of already; it is not said again."""
 
     def __init__(self, config: VlmConfig, steps: int, warn: Callable[[str], None]) -> None:
         self.config, self.steps, self.warn = config, steps, warn
@@ -52,8 +52,8 @@ class Health:
                 f"optimizers.discriminator.lr (now {lr:g}), or raise disc_reinit_prob or adv_loss_weight",
             )
 
-    def judged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The figures of one judgement."""
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The figures of one validation."""
         if metrics["avg_merged_tokens"] > 0.95 * metrics["avg_original_tokens"]:
             self._say(
                 "tokens",

@@ -51,7 +51,7 @@ def vlm_search(data: Any, pairs: Sequence[str] = (), command: str = "") -> Searc
 def vlm_trial(
     data: Any, pairs: Sequence[str], folder: Path, params: Mapping[str, Any], origin: int, report: Report
 ) -> Found:
-    """One run. Its figures: accuracy (hard), macs (the share of the prefill's that is left), and its judgement's."""
+    """One run. Its figures: accuracy (hard), macs (the share of the prefill's that is left), and its validation's."""
     from tokensieve.tasks.vlm.train import build_task, train_vlm
 
     config = trial_config(data, pairs, params, trial_folder(folder, origin))

@@ -20,7 +20,7 @@ from tokensieve.tasks.vlm.questions import DESCRIBE, KINDS, Question, ask, descr
 from tokensieve.tasks.vlm.scenes import COLOURS, DIGITS, PATCH, PLACES, SHAPES, SIDE, Scenes, patch_labels
 from tokensieve.tasks.vlm.small import image_tensor
 
-__all__ = ["TowerTeacher", "answer_logits", "answer_loss", "blind_level", "draw_pack", "judge_answers"]
+__all__ = ["TowerTeacher", "answer_logits", "answer_loss", "blind_level", "draw_pack", "evaluate_answers"]
 
 NOTHING = "nothing"
 _LABELS = {"colour": COLOURS, "shape": SHAPES, "digit": DIGITS, "place": PLACES}
@@ -138,7 +138,7 @@ def answer_loss(logits: Tensor, packed: Pack) -> Tensor:
 
 
 @torch.no_grad()
-def judge_answers(
+def evaluate_answers(
     model: Any, scenes: Scenes, words: Words, seed: Sequence[int], each: int = 1, terse: float = 0.0,
     blind: bool = False, batch: int = 32,
 ) -> dict[str, float]:  # fmt: skip

@@ -232,15 +232,15 @@ class VlmTask:
     def validate(self) -> Validation:
         """Accuracy untouched, as trained (soft) and as used (hard), on questions that training never shows."""
         every = self.questions.held_back(4 * self.config.dl.batch_size)
-        own = [self._judged(batch.to(self.model.device)) for batch in islice(every, rank(), None, world_size())]
-        judged = gather_in_turn(own)  # each batch by one process
+        own = [self._evaluate(batch.to(self.model.device)) for batch in islice(every, rank(), None, world_size())]
+        found = gather_in_turn(own)  # each batch by one process
         accuracy = {
-            name: float(torch.tensor([good for batch in judged for good in batch[name]]).float().mean())
-            for name in ("baseline", "soft", "hard") if name in judged[0]
+            name: float(torch.tensor([good for batch in found for good in batch[name]]).float().mean())
+            for name in ("baseline", "soft", "hard") if name in found[0]
         }  # fmt: skip
         if self._baseline is None:
             self._baseline = accuracy.pop("baseline")
-        saved = [value for batch in judged for value in batch["saved"]]
+        saved = [value for batch in found for value in batch["saved"]]
         metrics = {
             "accuracy_baseline": self._baseline,
             **{f"accuracy_{name}": value for name, value in accuracy.items()},
@@ -253,10 +253,10 @@ class VlmTask:
         if rank() == 0:
             self._write_parts()
         self._tell(f"[Eval Step {self.done}]\n" + "\n".join(f"  - {k}: {v:.4g}" for k, v in metrics.items()), say=False)
-        self.health.judged(self.done, metrics)
+        self.health.evaluated(self.done, metrics)
         return Validation(metrics["accuracy_hard"], metrics)
 
-    def _judged(self, batch: Batch) -> dict[str, list[Any]]:
+    def _evaluate(self, batch: Batch) -> dict[str, list[Any]]:
         """Which questions of a batch are answered rightly: untouched (once a run), as used, as trained; MACs saved."""
         found: dict[str, list[Any]] = {}
         if self._baseline is None:
