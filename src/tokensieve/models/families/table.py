@@ -117,8 +117,10 @@ _TAIL = """
 Describe it: where the blocks are, what they consist of, how many tokens come before the patches, and the grid.
 
 ```python
+import tokensieve
 from tokensieve.models.encoder.form import BlockForm
 from tokensieve.models.families.base import Family
+
 
 class MyFamily(Family):
     name = "my ViT"
