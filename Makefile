@@ -56,14 +56,14 @@ quick: setup
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not slow"
 
 quality: setup
-	$(BIN)/ruff check src tests examples benchmarks tools docs
-	$(BIN)/ruff format --check src tests examples benchmarks tools docs
+	$(BIN)/ruff check src tests examples benchmarks tools docs/conf.py
+	$(BIN)/ruff format --check src tests examples benchmarks tools docs/conf.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 style: setup
-	$(BIN)/ruff check --fix src tests examples benchmarks tools docs
-	$(BIN)/ruff format src tests examples benchmarks tools docs
+	$(BIN)/ruff check --fix src tests examples benchmarks tools docs/conf.py
+	$(BIN)/ruff format src tests examples benchmarks tools docs/conf.py
 
 bench: setup
 	$(BIN)/tokensieve bench --speed --share --memory -o benchmarks/records/bench.json

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import tokensieve  # noqa: F401  before open_clip: it mends torchvision's import
+import tokensieve  # noqa: F401  before open_clip: it corrects torchvision's import
 from tokensieve.records import new_record, write_record
 from tokensieve.tasks.bench.timing import quartiles
 from tokensieve.tasks.clip.config import BASELINE, SieveConfig
@@ -99,7 +99,7 @@ def write_shards(folder: Path, images: int, side: int, per_shard: int) -> str:
 
 
 def memory(folder: Path, images: int) -> dict[str, Any]:
-    """Resident memory of a fresh process that extracts so many: its peak (importing torch is part of it), and at the
+    """Resident memory of a fresh process that extracts that many: its peak (importing torch is part of it), and at the
     end."""
     pattern = write_shards(folder / f"set-{images}", images, 32, PER_SHARD)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}

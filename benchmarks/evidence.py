@@ -13,7 +13,7 @@ END = "<!-- end of tables -->"
 
 
 def run_all(function: Callable[..., str], jobs: Sequence[tuple[Any, ...]], processes: int) -> None:
-    """Call the function with each job's arguments, so many at a time, each process fresh; print what it returns.
+    """Call the function with each job's arguments, that many at a time, each process fresh; print what it returns.
 
     A job that ends in an error is named, the others go on; then the program ends with code 2.
     """
@@ -28,7 +28,7 @@ def run_all(function: Callable[..., str], jobs: Sequence[tuple[Any, ...]], proce
                 failed += 1
                 print(f"failed: {' '.join(str(error).split())[:400]}", flush=True)
     if failed:
-        print(f"{failed} of {len(jobs)} runs failed: mend what is named, and start the same command again")
+        print(f"{failed} of {len(jobs)} runs failed: correct what is named, and start the same command again")
         raise SystemExit(2)
 
 

@@ -1,10 +1,10 @@
-"""What SDTPS does for re-identification: variants x seeds trained and judged on drawn people; tables and records.
+"""What SDTPS does for re-identification: variants x seeds trained and judged on synthetic people; tables and records.
 
     python benchmarks/reid_evidence.py                                      about an hour on two quiet cores
     python benchmarks/reid_evidence.py --variants baseline sdtps --seeds 0 --steps 50 -o runs/try --runs runs/try
 
 Started again it goes on where it stopped: a run whose record is there is not repeated, one that was interrupted resumes
-from its last checkpoint. Each run chooses its best step on training people that were held back, and is judged on people
+from its last checkpoint. Each run chooses its best step on training people that were held out, and is judged on people
 (query and gallery) that neither has seen, then again with modalities missing.
 Speed is measured at the end, interleaved with the untouched model. Tables are printed and put into benchmarks/reid.md.
 """

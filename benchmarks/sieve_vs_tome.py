@@ -176,7 +176,7 @@ def space(
 ) -> tuple[list[Choice], list[dict[str, Any]]]:
     """Of choices that take the same time, each method's best for each target.
 
-    One that stayed too slow (by 2 %) has kept more, and is no candidate where another is fast enough.
+    One that stayed too slow (by 2 %) has kept more, and is not a candidate where another is fast enough.
     """
     rows = [
         {"part": "space", **vars(c), "speedup": speed, "error": feature_error(model, c, images, full, batch)}

@@ -27,7 +27,7 @@ def main() -> None:
     if not args.folder.is_dir():
         parser.error(f"there is no folder {args.folder}")
 
-    import open_clip  # after tokensieve: it mends torchvision beside a CPU torch (docs/install.md)
+    import open_clip  # after tokensieve: it corrects torchvision beside a CPU torch (docs/install.md)
 
     model, _, preprocess = open_clip.create_model_and_transforms(args.model, pretrained=args.pretrained or None)
     model.eval()

@@ -24,7 +24,7 @@ def main() -> None:
     if not args.image.is_file():
         parser.error(f"there is no file {args.image}")
 
-    import timm  # after tokensieve: it mends torchvision beside a CPU torch (docs/install.md)
+    import timm  # after tokensieve: it corrects torchvision beside a CPU torch (docs/install.md)
     import timm.data
 
     model = timm.create_model(args.model, pretrained=args.pretrained).eval()

@@ -1,4 +1,4 @@
-"""A method of one's own in one class: keep the patches with the largest norm. Then check it, name it and use it.
+"""Your own method in one class: keep the patches with the largest norm. Then check it, name it and use it.
 
 python examples/your_own_method.py
 """

@@ -1,4 +1,4 @@
-"""The founding scripts' names: each against a loop, and against the code the rest of the package runs."""
+"""The legacy names: each against a loop, and against the code the rest of the package runs."""
 
 import pytest
 import torch

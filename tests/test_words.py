@@ -28,12 +28,15 @@ def test_one_line_is_cut_between_words() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("a: 1\nb: [1, 2\n", "file is no YAML, line 3, column 1: "),
-        ("a: 1\n\tb: 2\n", "file is no YAML, line 2, column 1: "),
-        ("a: !!python/object:os.system {}\n", "file is no YAML, line 1, column 4: could not determine a constructor"),
-        ("a: \x01", "file is no YAML, character 4: "),
-        ("a: 2024-13-45", "file is no YAML: month must be in 1..12"),
-        ("[" * 5000, "file is no YAML: "),
+        ("a: 1\nb: [1, 2\n", "file is not valid YAML, line 3, column 1: "),
+        ("a: 1\n\tb: 2\n", "file is not valid YAML, line 2, column 1: "),
+        (
+            "a: !!python/object:os.system {}\n",
+            "file is not valid YAML, line 1, column 4: could not determine a constructor",
+        ),
+        ("a: \x01", "file is not valid YAML, character 4: "),
+        ("a: 2024-13-45", "file is not valid YAML: month must be in 1..12"),
+        ("[" * 5000, "file is not valid YAML: "),
     ],
 )
 def test_a_text_that_is_no_yaml_is_named_with_its_line(text: str, said: str) -> None:

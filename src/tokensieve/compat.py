@@ -1,4 +1,4 @@
-"""The names of the founding scripts, as thin names over the code that the rest of the package runs.
+"""The legacy names, as thin names over the code that the rest of the package runs.
 
 `apply_token_selection` and the four steps before it work on bare features (B, 1+N, D), CLS first; without projections
 the features themselves stand in for queries and keys, split into `heads` heads (1 by default). The others work on a

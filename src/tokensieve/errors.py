@@ -37,7 +37,7 @@ class UnknownNameError(TokensieveError, LookupError):
 
 
 class OptionError(TokensieveError, ValueError):
-    """An option with a value outside its range, or two options that contradict each other."""
+    """An option with a value outside its range, or two options that cannot be used together."""
 
 
 class BudgetError(TokensieveError, ValueError):
@@ -72,7 +72,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """What a library's error says, in one line of at most so many letters, cut between words; else what kind it is.
+    """What a library's error says, in one line of at most N letters, cut between words; else what kind it is.
 
     A long path or address is cut itself rather than left out.
     """

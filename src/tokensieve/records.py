@@ -131,11 +131,11 @@ def read_record(path: str | Path) -> Record:
     """Read a record back. A file that is missing, cut short or something else is an error that names it."""
     data = read_json(path, "run record")
     if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise RecordError(f"{path} is no run record of this version (no format {FORMAT!r} in it)")
+        raise RecordError(f"{path} is not a run record of this version (no format {FORMAT!r} in it)")
     fields = Record.__dataclass_fields__
     if set(data) != set(fields):
         odd = ", ".join(sorted(set(data) ^ set(fields)))
-        raise RecordError(f"{path} is no run record of this version: {odd} missing or unknown")
+        raise RecordError(f"{path} is not a run record of this version: {odd} missing or unknown")
     return Record(**data)
 
 

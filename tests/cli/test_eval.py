@@ -1,4 +1,4 @@
-"""Flags of `tokensieve eval` and `sweep`: ours, the founding scripts', the file's; contradictions name the flags."""
+"""Flags of `tokensieve eval` and `sweep`: ours, the legacy, the file's; contradictions name the flags."""
 
 from __future__ import annotations
 

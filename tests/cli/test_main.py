@@ -211,7 +211,7 @@ def test_plan_has_a_budget_whatever_the_options(capsys: pytest.CaptureFixture[st
     _, plain, _ = run(capsys, *given, "sieve")
     code, weighed, _ = run(capsys, *given, "sieve", "weight=0.5")
     assert code == 0
-    assert weighed == plain  # an option that is no budget leaves the default of 0.4
+    assert weighed == plain  # an option that is not a budget leaves the default of 0.4
     _, plain, _ = run(capsys, *given, "anchor")
     _, weighed, _ = run(capsys, *given, "anchor", "alpha=0.5")
     assert weighed == plain

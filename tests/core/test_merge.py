@@ -47,7 +47,7 @@ def test_bipartite_merges_the_r_most_similar(seed, r):
     metric = draw(seed)
     g = torch.Generator().manual_seed(10 + seed)
     order = torch.stack([torch.randperm(9, generator=g) for _ in range(3)])
-    source, target = order[:, :5], order[:, 5:8]  # the ninth patch is no candidate
+    source, target = order[:, :5], order[:, 5:8]  # the ninth patch is not a candidate
     got = matched(metric, source, target, r)
     for b, m in enumerate(metric.numpy()):
         best = {}

@@ -10,7 +10,7 @@ from tokensieve.core.reduction import WeightedReduction, cluster_sums
 
 def draw(dtype=torch.float32):
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(2, 1 + 6 + 1, 4, generator=g).to(dtype)  # prefix, six patches, one made token
+    x = torch.randn(2, 1 + 6 + 1, 4, generator=g).to(dtype)  # prefix, six patches, one extra token
     keep = torch.tensor([[1, 4], [0, 5]])
     drop = torch.tensor([[0, 2, 5], [1, 2, 3]])  # 3 of the first image and 4 of the second are gone
     goal, own = torch.tensor([[0, 1, 1], [1, 1, 0]]), torch.tensor([[0.5, 2.0], [0.0, 1.0]])

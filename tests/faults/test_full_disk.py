@@ -52,7 +52,7 @@ REPLACES = {"plan", "build", "report", "view", "eval reid", "export", "export sa
 
 @contextmanager
 def full_disk(room: int = 300) -> Iterator[None]:
-    """Every write beyond so many bytes of any file fails."""
+    """Every write beyond that many bytes of any file fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, hard))

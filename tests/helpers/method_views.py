@@ -52,7 +52,7 @@ def attention_of(view, b):
 
 
 def importance_of(view, b):
-    """CLS row, or the mean of all rows without a CLS: patches, then the tokens made earlier."""
+    """CLS row, or the mean of all rows without a CLS: patches, then the extra tokens of earlier cuts."""
     full = attention_of(view, b)
     return list((full[0] if view.has_cls else full.mean(axis=0))[view.prefix :])
 

@@ -1,4 +1,4 @@
-"""A tiny drawn set and untrained tiny models, for tests of what comes after training."""
+"""A tiny synthetic set and untrained tiny models, for tests of what comes after training."""
 
 from __future__ import annotations
 

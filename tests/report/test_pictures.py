@@ -1,4 +1,4 @@
-"""Pictures: which pixels are dimmed, which colours scores get, and what is no photo."""
+"""Pictures: which pixels are dimmed, which colours scores get, and what is not a photo."""
 
 from __future__ import annotations
 

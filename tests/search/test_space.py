@@ -87,7 +87,7 @@ def test_what_is_pinned_leaves_the_space_with_what_hangs_on_it() -> None:
         ("m: {type: float, choices: [a]}", "choices are for a categorical one"),
         ("a: {low: 1, high: 2, when: {b: 1}}", "when: b is not in the space before it"),
         ("m: [x]\na: {low: 1, high: 2, when: {m: y}}", "when: m is never 'y'"),
-        ("m: 3", "3 is no range"),
+        ("m: 3", "3 is not a range"),
         ("m: {type: flaot, low: 1, high: 2}", "flaot"),
     ],
 )

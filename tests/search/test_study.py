@@ -69,7 +69,7 @@ def test_a_journal_that_was_cut_off_in_a_line_is_mended(tmp_path) -> None:
     run_search(toy(tmp_path, quiet_run(tmp_path), 3, study="study.log"))
     path = tmp_path / "study.log"
     path.write_bytes(path.read_bytes() + b'{"op_code": 5, "wor')
-    (tmp_path / "study.log.lock").symlink_to(path)  # of a process that is no more
+    (tmp_path / "study.log.lock").symlink_to(path)  # of a process that has ended
     found = run_search(toy(tmp_path, quiet_run(tmp_path), 4, study="study.log"))
     assert found.new == 1
     assert len(ended(found.record)) == 4
@@ -88,7 +88,7 @@ def test_an_interrupted_trial_runs_again_from_the_keyboard_too(tmp_path) -> None
 
 def test_one_process_at_a_time(tmp_path) -> None:
     def nested(params, origin, report):
-        with pytest.raises(RecordError, match="another process is at this search"):
+        with pytest.raises(RecordError, match="another process works on this search"):
             run_search(toy(tmp_path, quiet_run(tmp_path), 1))
         return Found(figures(params))
 
@@ -107,7 +107,7 @@ def test_another_search_is_not_gone_on_with(tmp_path) -> None:
 def test_what_is_no_study_is_named(tmp_path) -> None:
     for name in STUDIES:
         (tmp_path / name).write_text("no study at all\n" * 20)
-        with pytest.raises(RecordError, match=f"{name} is no study that can be read"):
+        with pytest.raises(RecordError, match=f"{name} is not a study that can be read"):
             run_search(toy(tmp_path, quiet_run(tmp_path), 1, study=name))
     with pytest.raises(OptionError, match="no ending that says its kind"):
         run_search(toy(tmp_path, quiet_run(tmp_path), 1, study="study.txt"))

@@ -43,7 +43,7 @@ def runs(tmp_path_factory):
     """Each training in one process and in two; torn off in either and resumed in the other."""
     torch.set_num_threads(1)
     root = tmp_path_factory.mktemp("together")
-    fresh = get_context("spawn")  # what this process has trained so far is no state of theirs
+    fresh = get_context("spawn")  # what this process has trained so far is not a state of theirs
     port, start = free_port(), fresh.Event()
     both = [fresh.Process(target=together.process, args=(number, port, root, start)) for number in range(2)]
     for process in both:

@@ -1,4 +1,4 @@
-"""Importing tokensieve mends torchvision beside a CPU torch, and loads no torch itself."""
+"""Importing tokensieve corrects torchvision beside a CPU torch, and loads no torch itself."""
 
 import subprocess
 import sys

@@ -1,7 +1,7 @@
 """Measure what methods gain in wall-clock time, interleaved with the untouched model in one run.
 
 Speed-ups are medians of per-round ratios against the faster of the untouched model ("stock") and the same model on
-linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and gained / possible.
+linear + scaled_dot_product_attention ("sdpa"). Next to each: what its MACs make possible, and the efficiency.
 "keep-all" is a method attached with a budget that keeps everything. In brackets the 95 % interval of the median
 for this number of rounds, whatever the distribution; a target inside it is "unsure".
 """
@@ -26,7 +26,7 @@ EPILOG = """examples:
   tokensieve bench --speed --share --memory -o all.json     everything in one record
   tokensieve bench --vlm --rounds 15 -o runs/vlm.json       a LLaVA of 576 + 64 tokens: prefill, decoding, cache"""
 
-_TABLE_WIDTH = 160  # where the output is no terminal, and so has no width
+_TABLE_WIDTH = 160  # where the output is not a terminal, and so has no width
 
 
 def add_arguments(parser: ArgumentParser) -> None:

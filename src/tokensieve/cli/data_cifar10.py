@@ -20,7 +20,7 @@ EPILOG = """examples:
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FOLDER", type=Path, help="where to write it")
     parser.add_argument("--split", nargs="+", default=["test"], choices=["train", "test"], help="(default: test)")
-    parser.add_argument("--images", type=int, metavar="N", help="only so many of each split (default: all)")
+    parser.add_argument("--images", type=int, metavar="N", help="only N of each split (default: all)")
     parser.add_argument("--start", type=int, default=0, metavar="I", help="from this one on (default: 0)")
 
 

@@ -1,4 +1,4 @@
-"""Drawn people of different build, clothing and gait, seen by several cameras in RGB, near and thermal infrared.
+"""Synthetic people of different build, clothing and gait, seen by several cameras in RGB, near and thermal infrared.
 
 Night and glare hide people in RGB, hot days in thermal, and people who look alike in one modality differ in another.
 The same flags give the same bytes.

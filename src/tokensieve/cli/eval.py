@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     own, base = parse(eval_parser(), words)
     config = sieve_config(own)
     if own.stream and own.images is not None:
-        raise OptionError("--images and --stream contradict each other: shards are read whole")
+        raise OptionError("--images and --stream cannot be used together: shards are read whole")
     if own.strict and not own.stream:
         raise OptionError("--strict is for --stream: without it, a sample that cannot be read is always an error")
 

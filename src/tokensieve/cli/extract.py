@@ -1,4 +1,4 @@
-"""Features of one's own images, without labels, in a file.
+"""Features of your own images, without labels, in a file.
 
 clip:  image features of a CLIP model, of shards or folders of any size
 reid:  by a model of `tokensieve train reid`

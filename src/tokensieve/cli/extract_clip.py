@@ -62,9 +62,11 @@ def _engine_file(args: Namespace) -> Path | None:
     args.engine = "torch"  # so that no other is asked for
     for name in ("model", "pretrained", "method", "keep", "keep_average", "quantize", "schedule", "mode"):
         if getattr(args, name) is not None:
-            raise OptionError(f"--{name} and --engine {path} contradict each other: the file has its model and method")
+            raise OptionError(
+                f"--{name} and --engine {path} cannot be used together: the file has its model and method"
+            )
     if args.amp:
-        raise OptionError(f"--amp and --engine {path} contradict each other: the file has its precision")
+        raise OptionError(f"--amp and --engine {path} cannot be used together: the file has its precision")
     if not path.is_file():
         raise MissingMaterialError(f"--engine {path}: there is no such file")
     return path

@@ -1,4 +1,4 @@
-"""Re-identification features of one's own images, without labels.
+"""Re-identification features of your own images, without labels.
 
 A folder with one folder for each modality (rgb, nir, tir, or what the model was trained on): files of the same name are
 one image. A modality that an image lacks is a zero block of its feature. With --modality, plain files and folders of

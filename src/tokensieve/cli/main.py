@@ -22,7 +22,7 @@ COMMANDS = {
     "demo": "see it work: the embedded CLIP untouched and reduced, a table and report.html",
     "eval": "run the CLIP benchmark with token reduction, or evaluate re-identification (reid) or LLaVA (vlm)",
     "export": "write a model, reduced or not, to a file for ONNX Runtime, OpenVINO or torch",
-    "extract": "features of one's own images, without labels, in a file",
+    "extract": "features of your own images, without labels, in a file",
     "models": "list the model families that can be reduced, or say how one class works",
     "methods": "list the token-reduction methods, or show one with its options",
     "new": "write a method of your own, and its test, to start from",

@@ -46,7 +46,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--at", type=blocks, metavar="BLOCKS", help="where tokens leave (default: the method's)")
     add("--schedule", metavar="NAME", help="how they leave over the depth (default: the method's)")
     add("--gpu", default="a100", metavar="NAME", help=f"{', '.join(GPUS)} (default: a100)")
-    add("--gpus", type=int, default=1, metavar="N", help="so many of them, for the days it takes (default: 1)")
+    add("--gpus", type=int, default=1, metavar="N", help="that many of them, for the days it takes (default: 1)")
     add("--price", type=float, metavar="USD", help="of a GPU for an hour (default: a round figure, printed)")
     assumed = Rates(find_gpu("a100"))
     add("--utilisation", type=float, default=assumed.utilisation, metavar="SHARE",

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         raise OptionError("--fuse_weight does nothing without --mode fuse")
     manager = managing(own)
     if own.ray and base.distributed:
-        raise OptionError("--ray and --distributed contradict each other: give one")
+        raise OptionError("--ray and --distributed cannot be used together: give one")
     folder = Path(own.output)
     if folder.exists() and not folder.is_dir():
         raise RecordError(f"-o {folder}: it is a file; give a folder")

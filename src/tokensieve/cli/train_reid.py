@@ -51,7 +51,7 @@ def run(args: Namespace) -> int:
             config, resume=args.resume, task=task, tell=shown.tell,
             tick=partial(shown.to, "training"),
         )  # fmt: skip
-    best = f"best at step {result.best_step}, mAP {100 * (result.best_score or 0):.1f} % on held-back identities"
+    best = f"best at step {result.best_step}, mAP {100 * (result.best_score or 0):.1f} % on held-out identities"
     if rank() == 0:
         print(f"{best}; model: {Path(config.OUTPUT_DIR) / 'best.safetensors'}")
     leave()

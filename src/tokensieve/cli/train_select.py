@@ -22,7 +22,7 @@ _FIRST = 20_000  # CIFAR-10 training images before this one are for the alignmen
 def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--photos", type=Path, metavar="FOLDER", help="images of your own, without labels (default: CIFAR-10's)")
-    add("--images", type=int, metavar="N", help="so many of them (default: 4000 of CIFAR-10, all of a folder)")
+    add("--images", type=int, metavar="N", help="that many of them (default: 4000 of CIFAR-10, all of a folder)")
     add("--held_out", type=int, default=96, metavar="N", help="images that choose the best step (default: 96)")
     add("--keep", type=keep_number, nargs="+", default=[], metavar="K",
         help="budgets to train for, in turn (default: those that make 2x and 3x possible)")  # fmt: skip

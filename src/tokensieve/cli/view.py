@@ -50,7 +50,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     add("--blocks", type=blocks, metavar="BLOCKS", help="show these, such as 2,6,10 (default: the last of --at)")
     add("--compare", nargs="+", type=keep_number, metavar="K",
         help="these budgets side by side, each with its measured speed-up over the untouched model")  # fmt: skip
-    add("--frames", type=int, default=8, metavar="N", help="at most so many frames, evenly spaced (default: 8)")
+    add("--frames", type=int, default=8, metavar="N", help="at most N frames, evenly spaced (default: 8)")
     add("-o", "--output", default="view.png", metavar="FILE", help="a PNG file (default: view.png)")
 
 
@@ -110,7 +110,7 @@ def _run_file(args: Namespace) -> int:
     """The same of an exported file."""
     given = ("method", "keep", "keep_average", "at", "schedule", "pretrained", "blocks", "compare")
     if said := [f"--{name}" for name in given if getattr(args, name) not in (None, _DEFAULTS.get(name))] + args.options:
-        raise OptionError(f"{said[0]} and --engine contradict each other: the file has its model and method")
+        raise OptionError(f"{said[0]} and --engine cannot be used together: the file has its model and method")
     from tokensieve.report.pictures import png_bytes, read_photo, sheet
     from tokensieve.tasks.viewer import FileViewer
 

@@ -51,13 +51,13 @@ def complement(keep: Tensor, n: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Reduction:
-    """N patches (and M tokens made earlier) become K patches (and E or M made ones).
+    """N patches (and M extra tokens of earlier cuts) become K patches (and E or M extra tokens).
 
     keep: (B, K) int64, ascending, into the N patches the method was shown.
     drop: (B, N - K), the others; needed where `into` is given.
     into: (B, N - K), for each dropped patch the slot 0..K-1 of the kept one that it is averaged into. None: it is gone.
     extra: (B, E, N + M), each row the weights (summing to 1) of a token that is made of the patches and of the tokens
-        made earlier, which it replaces. None: tokens made earlier stay as they are.
+        made earlier, which it replaces. None: extra tokens of earlier cuts stay as they are.
     scores: (B, N), what the choice was made by, higher = rather kept. None where a method has no such number.
     """
 
@@ -91,7 +91,7 @@ class Reduction:
             token = torch.bmm(self.extra.to(x.dtype), x[:, prefix:])
             out = torch.cat([out, token], dim=1)
             if new_size is not None and size is not None:
-                # made tokens stand for all that is in no kept one, in equal parts
+                # extra tokens stand for all that is in no kept one, in equal parts
                 rest = size.sum(dim=1, keepdim=True) - new_size.sum(dim=1, keepdim=True)
                 new_size = torch.cat([new_size, (rest / self.extra.shape[1]).expand(-1, self.extra.shape[1])], dim=1)
         return out, new_size
@@ -102,7 +102,7 @@ class Reduction:
         return replace(self, **{name: part.detach() for name, part in parts.items() if isinstance(part, Tensor)})
 
     def _rows(self, batch: int, prefix: int, n: int, made: int) -> Tensor:
-        """(B, P+K+M) rows of the full sequence that survive: the prefix, the kept patches, the tokens made earlier."""
+        """(B, P+K+M) rows of the full sequence that survive: the prefix, the kept patches, the earlier extra tokens."""
         if prefix == 1 and not made:
             return F.pad(self.keep + 1, (1, 0))  # one operation where most towers are
         parts = [self.keep + prefix]
@@ -144,16 +144,16 @@ class Reduction:
 
 @dataclass(frozen=True)
 class CorrectedReduction(Reduction):
-    """mend: what happens to the tokens once the dropped ones are folded in; nothing as long as nothing was merged."""
+    """correct: what happens to the tokens once the dropped ones are folded in; nothing where nothing was merged."""
 
-    mend: Correction | None = None
+    correct: Correction | None = None
 
     def apply(
         self, x: Tensor, prefix: int = 0, made: int = 0, size: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         out, new_size = super().apply(x, prefix, made, size)
-        if self.mend is not None and new_size is not None:
-            out = self.mend(out, new_size, prefix)
+        if self.correct is not None and new_size is not None:
+            out = self.correct(out, new_size, prefix)
         return out, new_size
 
 

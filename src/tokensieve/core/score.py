@@ -126,7 +126,7 @@ def diversity(x: Tensor, anchors: Tensor) -> Tensor:
 def relevance(x: Tensor, text: Tensor, valid: Tensor | None = None) -> Tensor:
     """Mean cosine of each patch to the text features. x: (B, N, E), text: (T, E) or (B, T, E). Returns (B, N).
 
-    valid: (B, T), False for rows of text that are no part of it.
+    valid: (B, T), False for rows of text that are not part of it.
     """
     if text.shape[-1] != x.shape[-1]:
         raise OptionError(f"text features are {text.shape[-1]} wide, the model's joint space has {x.shape[-1]}")

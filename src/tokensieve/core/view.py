@@ -33,7 +33,7 @@ def _once(compute: Callable[[TokenView], Tensor]) -> Callable[[TokenView], Tenso
 
 
 class TokenView:
-    """The tokens at one cut: P prefix tokens (CLS first, then registers), N patches, M tokens made by earlier cuts.
+    """The tokens at one cut: P prefix tokens (CLS first, then registers), N patches, M extra tokens of earlier cuts.
 
     Everything is computed when it is asked for and not before. `cls_attention` and its like include the layer's own
     bias (log-size after merging): they are what the layer really did.

@@ -47,7 +47,7 @@ class TwoStage(Method):
         self.first = _made(self.first, self.first_options, "projector", "first")
         self.second = _made(self.second, self.second_options, "decoder", "second")
         self.keep_first: int | float = _single(self.first) if self.merge_keep is None else self.merge_keep
-        target_count(576, self.keep_first)  # raises where it is no budget
+        target_count(576, self.keep_first)  # raises where it is not a budget
 
     @property
     def parts(self) -> tuple[Method, Method]:
@@ -67,7 +67,7 @@ class TwoStage(Method):
         return second.network.counts(target_count(second.network.patches, self.keep_first))
 
     def first_keep(self, average: int | float | None) -> int | float:
-        """What stage 1 leaves where so many tokens are asked for on layer average. Learned stages keep the proportion
+        """What stage 1 leaves where that many tokens are asked for on layer average. Learned stages keep the proportion
         that they were trained with."""
         second = self.parts[1]
         if average is None or self.merge_keep is not None or not isinstance(second, Pruner):

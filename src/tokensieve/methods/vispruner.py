@@ -15,7 +15,7 @@ from tokensieve.methods.base import Selector, check
 
 __all__ = ["VisPruner"]
 
-_ROUND = 8  # at most so many are dropped before the others are compared anew
+_ROUND = 8  # at most this many are dropped before the others are compared anew
 
 
 @dataclass(kw_only=True)

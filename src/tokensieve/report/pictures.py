@@ -78,12 +78,12 @@ class Panel:
 
 
 def read_photo(path: str | Path) -> Image.Image:
-    """A photo as RGB, turned as its camera says. What is no whole image is an error that names it."""
+    """A photo as RGB, turned as its camera says. What cannot be read as one is an error that names it."""
     return read_image(path, upright=True)
 
 
 def draw_photo(photo: Image.Image, grid: tuple[int, int]) -> Image.Image:
-    """The photo at a panel's size: so many pixels for each patch of `grid` (rows, columns)."""
+    """The photo at a panel's size: that many pixels for each patch of `grid` (rows, columns)."""
     rows, columns = grid
     cell = max(1, round(SIDE / max(rows, columns)))
     return photo.convert("RGB").resize((columns * cell, rows * cell), Image.Resampling.LANCZOS)

@@ -60,7 +60,7 @@ def read_eval(path: str | Path) -> dict[str, Any]:
     """One result of `tokensieve eval`. A file that is missing, cut short or something else is an error naming it."""
     data = read_foreign(path)
     if data.get("format") != EVAL_FORMAT:
-        raise RecordError(f"{path} is no result of tokensieve eval (no format {EVAL_FORMAT!r} in it)")
+        raise RecordError(f"{path} is not a result of tokensieve eval (no format {EVAL_FORMAT!r} in it)")
     check_types(path, data, _TYPES)
     return data
 
@@ -78,9 +78,9 @@ def read_foreign(path: str | Path) -> dict[str, Any]:
     data = read_json(path, "result")
     missing = [key for key in _THEIRS if not isinstance(data, dict) or key not in data]
     if missing:
-        raise RecordError(f"{path} is no result of eval: {', '.join(missing)} missing")
+        raise RecordError(f"{path} is not a result of eval: {', '.join(missing)} missing")
     if not isinstance(data["metrics"], dict):
-        raise RecordError(f"{path} is no result of eval: its metrics are no table")
+        raise RecordError(f"{path} is not a result of eval: its metrics are not a table")
     found: dict[str, Any] = data
     return found
 
@@ -88,7 +88,7 @@ def read_foreign(path: str | Path) -> dict[str, Any]:
 def result_files(places: Iterable[str | Path]) -> list[Path]:
     """Files as they are, folders as the .json files in them, by name. A folder without any is an error.
 
-    Records of `tokensieve bench` in a folder are passed over: they are no results.
+    Records of `tokensieve bench` in a folder are passed over: they are not results.
     """
     files: list[Path] = []
     for place in map(Path, places):

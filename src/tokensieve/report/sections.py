@@ -162,7 +162,7 @@ _RESULTS = (  # key, heading, how to write it
     ("images_per_second", "images / s", "{:.1f}"),
     ("speedup", "speed-up", "{:.2f}\u00d7"),
     ("possible", "possible", "{:.2f}\u00d7"),
-    ("gained", "gained / possible", "{:.2f}"),
+    ("gained", "efficiency", "{:.2f}"),
     ("tokens_average", "tokens, average", "{:.1f}"),
     ("gmacs", "GMACs", "{:.2f}"),
     ("gmacs_with_tower", "GMACs with tower", "{:.2f}"),

@@ -30,7 +30,7 @@ def read_study(path: str | Path) -> dict[str, Any]:
     """A record back. A file that is missing, cut short or something else is an error that names it."""
     data = read_json(path, "record of a search")
     if not isinstance(data, dict) or data.get("format") != STUDY_FORMAT:
-        raise RecordError(f"{path} is no record of a search (no format {STUDY_FORMAT!r} in it)")
+        raise RecordError(f"{path} is not a record of a search (no format {STUDY_FORMAT!r} in it)")
     missing = [key for key in _KEYS if key not in data]
     if missing:
         raise RecordError(f"{path} is not a whole record of a search: {', '.join(missing)} missing")

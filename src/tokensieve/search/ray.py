@@ -37,7 +37,7 @@ __all__ = ["RETRIES", "Cluster", "connected", "lost", "run_on_cluster"]
 RETRIES = 3
 _STARTS = 3
 _PATIENCE = 10.0  # seconds, for a host to answer
-_STORE = 200 * 2**20  # bytes of shared memory of a cluster of one's own: settings and results are small
+_STORE = 200 * 2**20  # bytes of shared memory of a private cluster: settings and results are small
 
 
 def _import_ray() -> Any:
@@ -122,7 +122,7 @@ def _check_reachable(address: str) -> None:
 
 
 def _before_import() -> None:
-    """What Ray reads of the environment when it is imported, for a cluster of one's own."""
+    """What Ray reads of the environment when it is imported, for a private cluster."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # else it puts the machine's own address in place of 127.0.0.1
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

@@ -45,7 +45,7 @@ class SearchSettings(Section):
     SQLite (.db, .sqlite) or a journal (.log, .journal).
 
     stop_hopeless: with one objective, a trial ends early that is worse than the median of the trials before it at the
-    same step, or not among the best stop_percentile per cent of them. stop_after_trials: not before so many have
+    same step, or not among the best stop_percentile per cent of them. stop_after_trials: not before this many have
     ended. stop_after_step: not before that step of a trial. With two objectives Optuna ends no trial early.
     """
 

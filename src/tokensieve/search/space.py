@@ -60,7 +60,7 @@ class Parameter(Section):
         if data == "bool":
             return {"type": "bool"}
         if not isinstance(data, Mapping):
-            raise ValueError(f"{data!r} is no range: give a list of values, bool, or {{low: 0.1, high: 0.9}}")
+            raise ValueError(f"{data!r} is not a range: give a list of values, bool, or {{low: 0.1, high: 0.9}}")
         found = dict(data)
         if "type" not in found:
             found["type"] = _guessed(found)
@@ -154,7 +154,7 @@ def _range_fault(p: Parameter) -> str | None:
     if p.log and p.low <= 0:
         return f"log: low {p.low:g} must be above 0"
     if p.log and p.step is not None:
-        return "log and step contradict each other: give one"
+        return "log and step cannot be used together: give one"
     if p.step is not None and not 0 < p.step <= p.high - p.low:
         return f"step {p.step:g} must be above 0, and no more than high - low"
     if p.type == "int" and any(v is not None and v != int(v) for v in (p.low, p.high, p.step)):

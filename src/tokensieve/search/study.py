@@ -131,7 +131,7 @@ def _storage_errors() -> tuple[type[Exception], ...]:
 
 def _no_study(path: Path, error: Exception) -> RecordError:
     reason = one_line(error, 120)
-    return RecordError(f"{path} is no study that can be read ({reason}): name another file, or remove it")
+    return RecordError(f"{path} is not a study that can be read ({reason}): name another file, or remove it")
 
 
 def _is_full(error: BaseException) -> bool:
@@ -167,7 +167,7 @@ def _held(path: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise RecordError(f"{path}: another process is at this search") from None
+            raise RecordError(f"{path}: another process works on this search") from None
         yield
 
 
@@ -177,11 +177,11 @@ def _storage(path: Path) -> Any:
 
     if path.suffix in _SQLITE:
         return RDBStorage(f"sqlite:///{path}", engine_kwargs={"connect_args": {"timeout": 60}})
-    _mend(path)
+    _repair_config(path)
     return JournalStorage(JournalFileBackend(str(path)))
 
 
-def _mend(path: Path) -> None:
+def _repair_config(path: Path) -> None:
     """Take off a journal's last line where a killed process wrote half of it, and the lock that it left.
 
     Optuna would append to the half line, and refuse to read what comes of it.

@@ -141,7 +141,7 @@ def add_budget_flags(parser: argparse.ArgumentParser) -> None:
 def keep_or_default(args: argparse.Namespace, options: Mapping[str, Any]) -> Any:
     """`--keep`. Where no budget is given: None if the method's own options are one, else 0.4."""
     if args.keep is not None and args.keep_average is not None:
-        raise OptionError("--keep and --keep_average contradict each other: give one")
+        raise OptionError("--keep and --keep_average cannot be used together: give one")
     check_budget(args.method, args.keep is not None or args.keep_average is not None, options)
     if args.keep is not None or args.keep_average is not None:
         return args.keep
@@ -156,7 +156,7 @@ def check_budget(method: str | None, given: bool, options: Mapping[str, Any]) ->
     """Raise where a budget is given beside an option that is one. given: whether --keep or --keep_average is there."""
     if method == "anchor" and "m" in options and given:
         raise OptionError(
-            "--keep and anchor's m (--top_m) contradict each other: with a budget, m is what k leaves of it"
+            "--keep and anchor's m (--top_m) cannot be used together: with a budget, m is what k leaves of it"
         )
 
 
@@ -165,7 +165,7 @@ def blocks(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of blocks; give whole numbers, as in 3,6,9") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of blocks; give whole numbers, as in 3,6,9") from None
 
 
 class Blocks(argparse.Action):
@@ -181,7 +181,7 @@ def option_pairs(pairs: Sequence[str]) -> dict[str, Any]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.isidentifier():
-            raise OptionError(f"{pair!r} is no KEY=VALUE")
+            raise OptionError(f"{pair!r} is not KEY=VALUE")
         found[key] = _value(value)
         if isinstance(found[key], float) and not math.isfinite(found[key]):
             raise OptionError(f"{pair}: give a finite number")

@@ -200,7 +200,7 @@ def load_viewer(name: str = DEFAULT_MODEL, pretrained: str | None = None) -> Vie
         return Viewer(name, vit_s14_openclip(), preprocess(), MEAN, STD)
     check_model(name)
     if not pretrained or not Path(pretrained).is_file():
-        said = f"{pretrained} is no file" if pretrained else "none is named"
+        said = f"{pretrained} is not a file" if pretrained else "none is named"
         raise MissingMaterialError(f"model {name!r} needs weights, and {said}: give --pretrained FILE")
     import open_clip
 

@@ -33,7 +33,7 @@ def _model_budget(make: Make, tiny: TinyModel) -> int:
 
 
 def _lengths(make: Make, tiny: TinyModel) -> str | None:
-    """Sequence lengths inside each block are what the budget says: real shapes at the MLPs, made tokens allowed for."""
+    """Sequence lengths inside each block are what the budget says: real shapes at the MLPs, with extra tokens."""
     seen: list[int] = []
     hooks = [m.register_forward_hook(lambda _, args, __: seen.append(args[0].shape[1])) for m in tiny.mlps(tiny.model)]
     keep = _model_budget(make, tiny)

@@ -48,7 +48,7 @@ class FitConfig:
 
     warmup: steps up to the target learning rates. clip: largest norm of an optimiser's gradients, None for any.
     validate_every, checkpoint_every: steps; both happen after the last step too, and with validate_first before the
-    first: what is untrained then competes for the best. keep_checkpoints: the newest so many
+    first: what is untrained then competes for the best. keep_checkpoints: how many of the newest
     stay. precision: mixed precision, on a GPU only; auto is bf16 where the GPU can, else fp16. device: auto, cpu, cuda.
     """
 

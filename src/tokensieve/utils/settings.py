@@ -58,13 +58,13 @@ def _override(kind: type[Section], tree: dict[str, Any], pair: str) -> None:
     key, equals, value = pair.partition("=")
     known = keys_of(kind)
     if not equals or not key:
-        raise OptionError(f"{pair!r} is no KEY=VALUE, such as {known[0]}=...")
+        raise OptionError(f"{pair!r} is not KEY=VALUE, such as {known[0]}=...")
     whole = [name for name in known if name.endswith(f".{key}")]
     *sections, name = (whole[0] if len(whole) == 1 else key).split(".")
     for section in sections:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
-            raise OptionError(f"{pair!r}: {section} is no section")
+            raise OptionError(f"{pair!r}: {section} is not a section")
     tree[name] = safe_yaml(value, pair)
 
 

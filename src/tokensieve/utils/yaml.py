@@ -28,7 +28,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def safe_yaml(text: str, where: str) -> Any:
-    """What the text says, plain data only. where: begins the error of a text that is no YAML, which says the line."""
+    """What the text says, plain data only. where: begins the error of invalid YAML, which says the line."""
     import yaml
 
     try:
@@ -37,8 +37,8 @@ def safe_yaml(text: str, where: str) -> Any:
         mark = error.problem_mark
         place = "" if mark is None else f", line {mark.line + 1}, column {mark.column + 1}"
         what = " ".join(filter(None, (error.context, error.problem)))
-        raise OptionError(f"{where} is no YAML{place}: {what}") from None
+        raise OptionError(f"{where} is not valid YAML{place}: {what}") from None
     except (ValueError, AttributeError, RecursionError) as error:  # a date that is none, and the like
-        raise OptionError(f"{where} is no YAML: {one_line(error)}") from None
+        raise OptionError(f"{where} is not valid YAML: {one_line(error)}") from None
     except yaml.reader.ReaderError as error:
-        raise OptionError(f"{where} is no YAML, character {error.position + 1}: {error.reason}") from None
+        raise OptionError(f"{where} is not valid YAML, character {error.position + 1}: {error.reason}") from None

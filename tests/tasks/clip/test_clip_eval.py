@@ -1,4 +1,4 @@
-"""`tokensieve eval` end to end on a tiny checkpoint and tiny data: the founding scripts' commands, all five tasks."""
+"""`tokensieve eval` end to end on a tiny checkpoint and tiny data: the legacy commands, all five tasks."""
 
 from __future__ import annotations
 

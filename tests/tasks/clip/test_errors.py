@@ -37,7 +37,7 @@ def test_truncated_checkpoint(tiny, fails, tmp_path: Path) -> None:
     whole = (tiny.folder / "tiny-clip.pt").read_bytes()
     (tmp_path / "cut.pt").write_bytes(whole[: len(whole) // 2])
     line = fails("--model", "tiny-clip", "--pretrained", str(tmp_path / "cut.pt"), *tiny.data())
-    assert "cut.pt cannot be loaded: the file is no whole checkpoint" in line
+    assert "cut.pt cannot be loaded: the file is truncated or not a checkpoint" in line
     (tmp_path / "noise.pt").write_bytes(bytes(range(256)) * 12)
     line = fails("--model", "tiny-clip", "--pretrained", str(tmp_path / "noise.pt"), *tiny.data())
     assert "no whole checkpoint" in line

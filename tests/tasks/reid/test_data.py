@@ -190,7 +190,7 @@ def test_one_scene_is_no_fault_of_a_training_vehicle_but_of_a_query(tmp_path: Pa
 def test_a_strip_of_two_images_is_found(tmp_path: Path) -> None:
     rgbnt100(tmp_path)
     picture(tmp_path / "rgbir" / "query" / "0001_c3_9.png", (64, 16))
-    with pytest.raises(DataError, match=r"0001_c3_9\.png .64 x 16 is no strip"):
+    with pytest.raises(DataError, match=r"0001_c3_9\.png .64 x 16 is not a strip"):
         load_set("rgbnt100", tmp_path)
 
 

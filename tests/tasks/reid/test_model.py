@@ -207,7 +207,7 @@ def test_open_clip_weights_with_interpolated_positions(tiny_clip):
         wanted[1:].reshape(1, 4, 4, 32).permute(0, 3, 1, 2), (8, 4), mode="bicubic", antialias=True, align_corners=False
     )
     torch.testing.assert_close(table[1:], grid[0].flatten(1).T, rtol=1e-4, atol=1e-4)
-    # as many patches in another shape are other positions, and half precision is no obstacle
+    # as many patches in another shape are other positions, and half precision is not an obstacle
     torch.save({key: value.half() for key, value in whole.state_dict().items()}, path.with_name("half.pt"))
     flat = build_backbone(ModelSection(TRANSFORMER_TYPE=name, PRETRAIN_PATH=str(path.with_name("half.pt"))), (16, 64))
     assert flat.grid == (2, 8)

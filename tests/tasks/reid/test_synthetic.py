@@ -1,4 +1,4 @@
-"""The drawn set: seeded, in each layout, and with modalities that see what others miss."""
+"""The synthetic set: seeded, in each layout, and with modalities that see what others miss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokensieve train reid` on a small drawn set: plan, training, resume after a kill, and what goes wrong before it."""
+"""`tokensieve train reid` on a small synthetic set: plan, training, resume after a kill, and what goes wrong."""
 
 from __future__ import annotations
 

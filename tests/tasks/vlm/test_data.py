@@ -1,4 +1,4 @@
-"""A set of questions of one's own, the generated one written as such, and the two ways of scoring."""
+"""A set of your own questions, the generated one written as such, and the two ways of scoring."""
 
 import hashlib
 import json

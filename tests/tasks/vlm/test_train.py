@@ -86,7 +86,7 @@ def test_margins_and_guide_against_loops() -> None:
 
 
 def test_the_guide_is_the_slope_of_the_answers_margins(tiny, processor, tmp_path) -> None:
-    """Against a difference: one vision token's key a little louder for every query, in every layer from one on."""
+    """Against a difference: one vision token's key raised a little for every query, in every layer from one on."""
     guided = task(tmp_path, tiny, processor, "prune_guide_weight=1")
     batch = guided.questions.batch(0, 3)
     encoded = encode(tiny.model, batch.pixels)
@@ -110,10 +110,10 @@ def test_the_guide_is_the_slope_of_the_answers_margins(tiny, processor, tmp_path
 
     @torch.no_grad()
     def margin(bias, start):
-        louder = causal + bias[:, None, None, :]
+        key_bias = causal + bias[:, None, None, :]
         hooks = [
             layer.register_forward_pre_hook(
-                lambda *call: (call[1], call[2] | {"attention_mask": louder}), with_kwargs=True
+                lambda *call: (call[1], call[2] | {"attention_mask": key_bias}), with_kwargs=True
             )
             for layer in layers[max(start, 0) :]
         ]

@@ -37,7 +37,7 @@ class ScoringNetworks(nn.Module):
     chooses the same patches). The facts' own weights change sieve's exponents block by block, which little training can
     do; what a patch shows takes more.
 
-    And what mends merged tokens: a mean of unlike patches is shorter than they were and lies elsewhere, the more the
+    And what corrects merged tokens: a mean of unlike patches is shorter than they were and lies elsewhere, the more the
     larger it is, and CLS reads that. Each block has a scale and a shift for patches and a shift (`lead`) for CLS, which
     count by log(size). They start as 0; shifts are in multiples of `unit`, the tokens' root mean square in that block.
     All blocks lie in one tensor each.
@@ -78,7 +78,7 @@ class ScoringNetworks(nn.Module):
         hidden = take_tokens(normed @ first[: self.width], order) + facts @ first[self.width :] + bias
         return BOUND * torch.tanh((F.gelu(hidden) @ last + facts @ exponents) / BOUND)
 
-    def mend(self, block: int, tokens: Tensor, size: Tensor, prefix: int) -> Tensor:
+    def correct(self, block: int, tokens: Tensor, size: Tensor, prefix: int) -> Tensor:
         """(B, P+K, D), sizes (B, K): patches x + log(size) * (scale * x + shift), CLS + mean of log(size) * lead."""
         unit = self.unit[block]
         scale, shift, lead = (
@@ -95,7 +95,7 @@ class ScoringNetworks(nn.Module):
 @dataclass(kw_only=True)
 class Learned(SieveMethod):
     """sieve with a factor on every price, which a small network says from the patch itself, log price_i += g(x_i), and
-    with merged tokens mended by what they stand for.
+    with merged tokens corrected by what they stand for.
 
     Each block has its own network g over the residual stream of a patch, its distance to the nearest more important
     one, its importance and its size, and its own scale and shifts for merged tokens (`ScoringNetworks`). All is trained
@@ -130,8 +130,10 @@ class Learned(SieveMethod):
         found = super().reduce(view, keep)
         if found.into is None:
             return found
-        mend = partial(self.networks.mend, self._block(view))
-        return CorrectedReduction(keep=found.keep, drop=found.drop, into=found.into, scores=found.scores, mend=mend)
+        correct = partial(self.networks.correct, self._block(view))
+        return CorrectedReduction(
+            keep=found.keep, drop=found.drop, into=found.into, scores=found.scores, correct=correct
+        )
 
     def _block(self, view: TokenView) -> int:
         return round(view.depth * self.networks.depth)

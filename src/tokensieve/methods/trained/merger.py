@@ -29,7 +29,7 @@ MERGERS = ("simple", "question_aware")
 _TINY = 1e-6  # a token's least weight: a centre's own share never vanishes
 _WEIGHT = 0.35  # how much importance counts beside coverage, as in sieve
 _SHARP = 0.1  # cosines are this much sharper than the temperature
-_BLEND = -2.0  # sigmoid of it: how much of a token that is no centre counts at first, beside a centre's own 1
+_BLEND = -2.0  # sigmoid of it: how much of a token that is not a centre counts at first, beside a centre's own 1
 
 
 def gumbel(like: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class TokenMerger(nn.Module):
     """Importance of each token, and the similarity by which the others join the chosen ones.
 
     Centres are chosen as sieve chooses: by importance and by how far a token is from every more important one. What is
-    merged into its like loses little, and it is no use to keep two that are alike; the most important tokens alone
+    merged into its like loses little, and it is of no use to keep two that are alike; the most important tokens alone
     are. Alike is what the projector makes alike, as that is what the language model will see.
 
     kind: "simple" looks at the token, "question_aware" at the question as well. temperature: of the choice and of the
@@ -79,7 +79,7 @@ class TokenMerger(nn.Module):
 
         joint: (B, N, E) the tokens where they are compared; None: as they are. The scores are the importances. Noise on
         them in training mode only. A token's weight is its relaxed price, so what nobody needs changes no mean, and the
-        importance learns from what a token's share in a centre does. Tokens that are no centres weigh less by a learned
+        importance learns from what a token's share in a centre does. Other tokens weigh less by a learned
         factor, the same for all.
         """
         score = self.importance(x, text, valid)

@@ -71,6 +71,6 @@ class ScoreNetwork(nn.Module):
         return score.float()
 
     def macs(self, n: int, text: int) -> int:
-        """Multiplications of one image of n tokens and so many of text."""
+        """Multiplications of one image of n tokens and that many of text."""
         own = n * (self.enter.weight.numel() + self.middle.weight.numel() + self.last.weight.numel())
         return own + (self.asked.macs(n, text) if self.asked is not None else 0)

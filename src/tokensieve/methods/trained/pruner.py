@@ -59,7 +59,7 @@ class LayerPruners(nn.Module):
         return scores
 
     def macs(self, layer: int, n: int, text: int) -> int:
-        """Multiplications of the head of a layer for n vision tokens and so many of text, and of folding."""
+        """Multiplications of the head of a layer for n vision tokens and that many of text, and of folding."""
         head = self.scores[str(layer)]
         assert isinstance(head, ScoreNetwork)
         left = pruned_counts(n, 1, self.keep)[0]
@@ -67,7 +67,7 @@ class LayerPruners(nn.Module):
 
 
 def pruned_counts(enters: int, times: int, keep: float) -> list[int]:
-    """What is left of `enters` tokens after each of so many cuts to `keep`, fractions dropped, one at least."""
+    """What is left of `enters` tokens after each of that many cuts to `keep`, fractions dropped, one at least."""
     counts = []
     for _ in range(times):
         enters = max(1, int(enters * keep + 1e-9))

@@ -30,7 +30,7 @@ SHARES = ("size", "score")  # how the images of a prompt share what it may keep
 
 
 def check_positions(positions: str) -> None:
-    """Raise where this is no way to count what stage 1 keeps."""
+    """Raise where this is not a way to count what stage 1 keeps."""
     if positions not in POSITIONS:
         raise OptionError(f"unknown positions {positions!r}.{nearest(str(positions), POSITIONS)}")
 
@@ -239,7 +239,7 @@ class VlmHandle(Handle):
             ) from None
 
     def counts(self, patches: int) -> dict[int, int]:
-        """Vision tokens from each cut on, for a prompt of one image of so many patches; stage 1 under -1."""
+        """Vision tokens from each cut on, for a prompt of one image of that many patches; stage 1 under -1."""
         first = patches if self.first is None else self.stage1_counts([patches])[0]
         stage1 = {} if self.first is None else {PROJECTOR: first}
         return stage1 | self.stage2_counts(patches, first, 1)
@@ -311,7 +311,7 @@ class VlmHandle(Handle):
         return self._run.stretch_of(self.depth - 1).size
 
     def restore(self, tokens: Tensor) -> Tensor:
-        raise UnsupportedModelError("restore: a language model's tokens are no grid; handle.kept says which remain")
+        raise UnsupportedModelError("restore: a language model's tokens are not a grid; handle.kept says which remain")
 
     @property
     def tokens_per_layer(self) -> list[int]:
@@ -330,7 +330,7 @@ class VlmHandle(Handle):
     def cost(self, text_tokens: int | None = None, vision_tokens: int | None = None) -> VlmCost:
         """MACs of one prompt's prefill, with and without: mean over the last batch, padding not counted.
 
-        text_tokens: a number plans for a prompt of one image and so many text tokens, whatever ran before. None takes
+        text_tokens: a number plans for a prompt of one image and that many text tokens, whatever ran before. None takes
         the last batch; before one, a prompt of one image and no text. vision_tokens: of that image, None: as usual.
         """
         stats = self.last.stats if self.last is not None and text_tokens is None else None

@@ -92,7 +92,7 @@ def join_keys(
 class Reach:
     """What bounds or widens a causal mask. place: (B, keys) where each key stood before any left, the queries last.
 
-    window: a query sees keys that stood fewer than so many places before it. blocks: (B, queries); tokens of the same
+    window: a query sees keys that stood fewer than that many places before it. blocks: (B, queries); tokens of the same
     number from 0 on see each other in both directions. bounded: the window bounds blocks too.
     """
 

@@ -3,7 +3,7 @@
 What differs from a forward that prunes. Stage 1 is the same, tokens are merged for good. Inside the language model no
 token leaves: each cut multiplies every vision token's existence by a keep mask, and the layers from there on add the
 log of it to the token's key, for every query. A token that does not exist is seen by nobody, which is what dropping it
-does, while the gradient says what it would change if it did exist. Text that is an answer is no question: heads must
+does, while the gradient says what it would change if it did exist. Text that is an answer is not a question: heads must
 not read in training what they will not be shown.
 """
 

@@ -91,7 +91,7 @@ class EncoderHandle(Handle):
         if not 0.0 <= method.proportional <= 2.0:
             raise OptionError(f"proportional={method.proportional!r}: how much of log(size) counts lies in [0, 2]")
         if method.extra_tokens() and family.turns(self.tower) and self.mode == "prune":
-            raise UnsupportedModelError(f"{type(method).__name__} makes a token, which has no place in a rotary tower")
+            raise UnsupportedModelError(f"{type(method).__name__} adds a token, which has no place in a rotary tower")
         method.check_encoder(self.depth, self.shapes[0].attention_width)
         if self.mode == "fuse" and self.project is None:
             raise UnsupportedModelError(f'mode="fuse": {family.name} has no projection for single patches')
@@ -219,7 +219,7 @@ class EncoderHandle(Handle):
     def restore(self, tokens: Tensor) -> Tensor:
         """(B, P+K, D) -> (B, P+N, D), back on the grid: dropped patches 0, merged ones copies of what they went into.
 
-        Tokens that were made (fused, extra) are left out. (B, K, D) without the prefix works alike.
+        Extra tokens (fused, extra) are left out. (B, K, D) without the prefix works alike.
         """
         run = self._last
         if not run.reductions or self.mode != "prune":

@@ -102,7 +102,7 @@ def padded_cut(run: Run, block: int, seen: Attended, state: State, valid: Tensor
 
 
 def _one(run: Run, block: int, seen: Attended, state: State, i: int, rows: Tensor, wanted: int) -> _Image:
-    """Image i, of whose patches `rows` (v,) are no padding."""
+    """Image i, of whose patches `rows` (v,) are not padding."""
     prefix, made = run.attachment.prefix, state.made
     length = seen.tokens.shape[1]
     lead, tail = torch.arange(prefix, device=rows.device), torch.arange(length - made, length, device=rows.device)

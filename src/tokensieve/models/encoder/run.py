@@ -41,7 +41,7 @@ class State(NamedTuple):
     size: Tensor | None = None  # (B, N+M) patches each token stands for
     bias: Tensor | None = None  # (B, P+N+M) on every row of logits: log of the sizes, as far as they count
     origin: Tensor | None = None  # (B, N) index of each patch in the full grid
-    made: int = 0  # tokens at the end that are no patches
+    made: int = 0  # tokens at the end that are not patches
     exists: Tensor | None = None  # (B, N+M) 0 to 1, how far each token is there; only while a selection is trained
 
 
@@ -265,7 +265,7 @@ class SievedBlocks(nn.ModuleList):
     last: Run | None
 
     def bound(self) -> list[Bound]:
-        """All blocks, bound to a new run, which becomes the last one when a block is called: looking is no forward."""
+        """All blocks, bound to a new run, the last one from when a block is called: looking is not a forward."""
         run = self.attachment.new_run(self.attachment)
         if self.attachment.mode == "fuse":
             fusing_runs.get([]).append(run)

@@ -59,8 +59,8 @@ class SoftRun(Run):
             take_tokens(rest, reduction.keep), size.gather(1, reduction.keep), rest, mass, into
         )
         out = torch.cat([tokens[:, :prefix], kept], dim=1)
-        if isinstance(reduction, CorrectedReduction) and reduction.mend is not None:
-            out = reduction.mend(out, kept_size, prefix)
+        if isinstance(reduction, CorrectedReduction) and reduction.correct is not None:
+            out = reduction.correct(out, kept_size, prefix)
         both = torch.cat([reduction.keep, reduction.drop], dim=1)
         sizes = torch.cat([kept_size, size.gather(1, reduction.drop)], dim=1)
         self.states[block + 1] = State(

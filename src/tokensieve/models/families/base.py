@@ -143,7 +143,7 @@ class Family:
     # -- verification ---------------------------------------------------------------------------------------------
 
     def sample(self, tower: nn.Module, block: nn.Module, patches: int) -> Given:
-        """Random arguments of the kind a block is called with, for so many patches: a rotary table, a mask."""
+        """Random arguments of the kind a block is called with, for that many patches: a rotary table, a mask."""
         return {}
 
     def sample_patches(self, tower: nn.Module) -> int:
@@ -189,7 +189,7 @@ class Family:
         return 0
 
     def pool_macs(self, tower: nn.Module, tokens: int) -> int:
-        """MACs of pooling so many tokens by attention; nothing where CLS or a mean is taken."""
+        """MACs of pooling that many tokens by attention; nothing where CLS or a mean is taken."""
         return 0
 
     # -- joint space ----------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def _keep(method: str) -> float:
 
 
 def _tower(patches: int, config: BenchConfig) -> nn.Module:
-    """An open_clip tower of one block for a square image of so many patches (of one pixel each: none is embedded)."""
+    """An open_clip tower of one block for a square image of that many patches (of one pixel each: none is embedded)."""
     declare_missing_schemas()
     from open_clip.transformer import VisionTransformer
 

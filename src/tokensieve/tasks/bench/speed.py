@@ -51,7 +51,7 @@ class Candidate:
 
 
 def target_of(method: str, keep: int | float, batch: int, engine: str = "torch") -> float | None:
-    """What a candidate should reach: keep-all of stock's speed, the others of gained / possible. None: nothing set."""
+    """What a candidate should reach: keep-all of stock's speed, the others' efficiency. None: nothing set."""
     if engine != "torch":
         known = method in _ON_ENGINES and keep in (0.5, 0.25) and engine in ("onnxruntime", "openvino")
         return (0.95 if batch >= 16 else 0.93) if known else None

@@ -46,7 +46,7 @@ def _verdict(row: Row, sign: str, form: str) -> str:
 
 
 def _gained(row: Row) -> str:
-    """gained / possible, and where its median lies as far as the rounds can say; older records do not."""
+    """The efficiency, and where its median lies as far as the rounds can say; older records do not."""
     value, found = row.get("gained_of_possible"), row.get("gained_interval")
     return "" if value is None else f"{value:.3f}" + (f" [{found[0]:.2f}, {found[1]:.2f}]" if found else "")
 

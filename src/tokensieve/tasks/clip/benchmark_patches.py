@@ -4,7 +4,7 @@
 - linear probe without CUDA, captions without beam search (`probe`, `captions`);
 - class prompts' features handed to methods that select by a text;
 - a dataset that cannot be made or an image that cannot be read is an error of one line;
-- the first images alone, where so many are asked for.
+- the first images alone, where that many are asked for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tokensieve.tasks.clip.session import Session
 from tokensieve.tasks.clip.upstream import benchmark, dataset_names, patched
 from tokensieve.utils.images import MOST_PIXELS
 
-__all__ = ["mended"]
+__all__ = ["patched_benchmark"]
 
 
 # warnings of its libraries, of what is as it should be or cannot be helped where images are few
@@ -41,8 +41,8 @@ _CHATTER = (
 
 
 @contextmanager
-def mended(session: Session, dataset: str, images: int | None = None) -> Iterator[None]:
-    """clip_benchmark with everything this module is for, as long as the block lasts. images: so many of each loader."""
+def patched_benchmark(session: Session, dataset: str, images: int | None = None) -> Iterator[None]:
+    """clip_benchmark with everything this module is for, as long as the block lasts. images: of each loader."""
     cli = benchmark()
     names = ("zeroshot_classification", "zeroshot_retrieval", "image_caption_selection", "linear_probe", "captioning")
     metrics = {name: importlib.import_module(f"clip_benchmark.metrics.{name}") for name in names}
@@ -124,7 +124,7 @@ def _reading(evaluate: Callable[..., Any], dataset: str, images: int | None) -> 
 
 
 class _Readable:
-    """A data loader whose every failure to read is a MissingMaterialError, and which ends after so many images."""
+    """A data loader whose every failure to read is a MissingMaterialError, and which ends after that many images."""
 
     def __init__(self, loader: DataLoader[Any], name: str, images: int | None) -> None:
         self.loader, self.name, self.dataset, self.images = loader, name, loader.dataset, images

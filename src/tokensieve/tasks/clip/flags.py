@@ -1,4 +1,4 @@
-"""The flags of `eval` and `sweep`: ours, the founding scripts' and clip_benchmark's, typed or from a file."""
+"""The flags of `eval` and `sweep`: ours, the legacy and clip_benchmark's, typed or from a file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
     "refuse_both",
     "sieve_config",
 ]
-# the founding scripts' switches: the mode they stand for, and their flags as options of the anchor method
+# the legacy switches: the mode they stand for, and their flags as options of the anchor method
 _SEEDS = {
     "enable_token_selection": (
         "analyse",
@@ -69,7 +69,7 @@ def add_reduction_flags(parser: ArgumentParser) -> None:
     add("--schedule", metavar="NAME", help=f"how the removal is spread: {', '.join(SCHEDULES)} (default: the method's)")
     where: dict[str, Any] = {"dest": "prune_layer", "nargs": "+", "type": blocks, "action": Blocks}
     add("--at", **where, metavar="L", help="blocks where tokens leave, as 3,6,9 (default: the method's)")
-    add("--prune_layer", **where, help=SUPPRESS)  # the founding scripts' name
+    add("--prune_layer", **where, help=SUPPRESS)  # the legacy name
     add("--mode", help=f"{', '.join(MODES)} (default: prune)")
     add(
         "--fuse_weight", type=float, metavar="W", help="with --mode fuse: weight of the selected patches (default: 0.2)"
@@ -101,12 +101,12 @@ def add_shared_flags(parser: ArgumentParser) -> None:
     add("--amp", action="store_true", help="mixed precision on a CPU too, where it is off otherwise")
     add("--speed_batches", type=int, default=4, metavar="N",
         help="batches that the untouched model encodes too, for the speed-up (default: 4; 0: none)")  # fmt: skip
-    add("--images", type=int, metavar="N", help="the first so many images of the data alone (default: all)")
+    add("--images", type=int, metavar="N", help="the first N images of the data alone (default: all)")
 
 
 def add_seed_flags(parser: ArgumentParser) -> None:
-    """The founding scripts' flags."""
-    group = parser.add_argument_group("anchor selection, as the founding scripts name it")
+    """The legacy flags."""
+    group = parser.add_argument_group("anchor selection, legacy names")
     add = group.add_argument
     add("--enable_token_selection", action="store_true", help="= --method anchor --mode analyse")
     add("--token_selection_k", type=int, metavar="K", help="anchors (default: 10)")
@@ -174,7 +174,7 @@ def _settle(own: Namespace, found: Namespace, defaults: dict[str, Any]) -> None:
         if getattr(found, name) is None:
             setattr(found, name, value)
     if own.amp and not found.amp:
-        raise OptionError("--amp and --no_amp contradict each other")
+        raise OptionError("--amp and --no_amp cannot be used together")
     found.amp = own.amp or (found.amp and torch.cuda.is_available())
     if own.images is not None:
         found.images = own.images  # beside clip_benchmark's own, so that it is part of what a result is of
@@ -208,7 +208,7 @@ def _file_words(file: str, ours: Parser, theirs: ArgumentParser, words: Sequence
 def refuse_both(args: Namespace, one: str, other: str) -> None:
     """Raise where both flags were given."""
     if getattr(args, one) is not None and getattr(args, other) is not None:
-        raise OptionError(f"--{one} and --{other} contradict each other: give one")
+        raise OptionError(f"--{one} and --{other} cannot be used together: give one")
 
 
 def sieve_config(args: Namespace) -> SieveConfig:
@@ -224,15 +224,17 @@ def sieve_config(args: Namespace) -> SieveConfig:
             continue
         if method not in (None, "anchor") or mode not in (None, its_mode):
             other = f"--mode {mode}" if method in (None, "anchor") else f"--method {method}"
-            raise OptionError(f"--{switch} and {other} contradict each other: it is --method anchor --mode {its_mode}")
+            raise OptionError(
+                f"--{switch} and {other} cannot be used together: it is --method anchor --mode {its_mode}"
+            )
         method, mode = "anchor", its_mode
         for flag, value in given.items():
             if options.setdefault(flags[flag], value) != value:
                 raise OptionError(
-                    f"--{flag} and --method_option {flags[flag]}={options[flags[flag]]} contradict each other"
+                    f"--{flag} and --method_option {flags[flag]}={options[flags[flag]]} cannot be used together"
                 )
     if args.enable_pruning and args.enable_token_selection:
-        raise OptionError("--enable_pruning and --enable_token_selection contradict each other: give one")
+        raise OptionError("--enable_pruning and --enable_token_selection cannot be used together: give one")
     refuse_both(args, "keep", "keep_average")
     check_budget(method, args.keep is not None or args.keep_average is not None, options)
     if args.fuse_weight is not None and mode != "fuse":

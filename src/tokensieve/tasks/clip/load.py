@@ -79,7 +79,7 @@ def _why_not(name: str, pretrained: str, error: Exception) -> str:
     what = f"model {name} with weights {pretrained} cannot be loaded"
     if type(error).__name__ in _NO_CHECKPOINT or "PytorchStreamReader" in str(error):
         # in words of our own: torch's advise to load it unsafely
-        return f"{what}: the file is no whole checkpoint of weights alone, of torch or safetensors"
+        return f"{what}: the file is truncated or not a checkpoint of weights alone, of torch or safetensors"
     step = "; give a checkpoint file, or leave --model and --pretrained out for the embedded model"
     return f"{what}: {one_line(error)}" + ("" if Path(pretrained).is_file() else step)
 

@@ -24,7 +24,7 @@ from tokensieve.errors import MissingMaterialError, OptionError, RecordError, To
 from tokensieve.records import check_writable, hardware, versions
 from tokensieve.report.results import EVAL_FORMAT, read_eval, write_eval
 from tokensieve.tasks.clip import probe
-from tokensieve.tasks.clip.benchmark_patches import mended
+from tokensieve.tasks.clip.benchmark_patches import patched_benchmark
 from tokensieve.tasks.clip.config import SieveConfig, digest, run_facts
 from tokensieve.tasks.clip.load import Loader, check_model
 from tokensieve.tasks.clip.session import Session
@@ -142,7 +142,7 @@ def _through_benchmark(job: Job, session: Session) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as folder,
         model_type(session.load) as kind,
-        mended(session, args.dataset, images),
+        patched_benchmark(session, args.dataset, images),
     ):
         args.output, args.model_type = f"{folder}/result.json", kind
         try:

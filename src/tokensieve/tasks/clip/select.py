@@ -188,7 +188,7 @@ class _Watch(SieveMethod):
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well the held-out features are kept after so many steps, by hard selection; one number a budget each."""
+    """How well the held-out features are kept after that many steps, by hard selection; one number a budget each."""
 
     step: int
     loss: tuple[float, ...]
@@ -242,8 +242,9 @@ class SelectTask:
         self.networks.unit.copy_(self._units())
 
     def _groups(self) -> list[dict[str, Any]]:
-        """What mends merged tokens takes steps of one size, by exact gradients. Prices take smaller ones (PRICE): the
-        gradient of a choice is a rough guess, and at full speed it undoes what the mending gains. Among theirs the step
+        """What corrects merged tokens takes steps of one size, by exact gradients. Prices take smaller ones (PRICE):
+        the
+        gradient of a choice is a rough guess, and at full speed it undoes what it gains. Among theirs the step
         is smaller where many weights add up, larger for three exponents."""
         net, lr = self.networks, self.config.lr
         speeds = dict.fromkeys((net.scale, net.shift, net.lead), 1.0)

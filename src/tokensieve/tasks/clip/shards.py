@@ -167,7 +167,9 @@ def read_shard(shard: Shard, contents: bool = True) -> Iterator[Sample]:
         with tarfile.open(shard.path, "r:") as tar:
             yield from _grouped(_members(tar, shard.path, contents))
     except tarfile.TarError as error:
-        raise DataError(f"shard {shard.path} is no whole tar file ({error}): fetch or write it again") from None
+        raise DataError(
+            f"shard {shard.path} is truncated or not a tar file ({error}): fetch or write it again"
+        ) from None
 
 
 def check_shard(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Images a second inside an evaluation, with the untouched model encoding the same images right beside."""
+"""Images per second inside an evaluation, with the untouched model encoding the same images right beside."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Speed:
         return out
 
     def facts(self) -> dict[str, float | None]:
-        """Images a second and speed-ups, each the median with its quartiles; None where nothing was measured."""
+        """Images per second and speed-ups, each the median with its quartiles; None where nothing was measured."""
         stock = [1.0] if self.is_baseline and self.rates else self.ratios
         return self._facts(self.rates, stock)
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tokensieve.errors import DataError, OptionError
 from tokensieve.records import check_writable, read_json, write_whole
-from tokensieve.tasks.clip.benchmark_patches import mended
+from tokensieve.tasks.clip.benchmark_patches import patched_benchmark
 from tokensieve.tasks.clip.config import run_facts
 from tokensieve.tasks.clip.load import Loader
 from tokensieve.tasks.clip.run import Job, finish
@@ -44,7 +44,7 @@ def check_streamed(job: Job) -> None:
     if not args.dataset.startswith("wds/") or "://" in dataset_root(args):
         raise OptionError(f"--stream reads webdatasets of this machine: --dataset wds/NAME, not {args.dataset}")
     if args.distributed:
-        raise OptionError("--stream and --distributed contradict each other: a streamed run shares its shards out")
+        raise OptionError("--stream and --distributed cannot be used together: a streamed run shares its shards out")
     for name in ("save_clf", "load_clfs", "images"):
         if getattr(args, name, None):
             raise OptionError(f"--stream makes the classifier of the prompts and reads all images: leave --{name} out")
@@ -71,7 +71,7 @@ def run_streamed(
     device = this_device()
     torch.manual_seed(job.args.seed)
     model, transform, tokenizer = session.load(job.args.model, job.args.pretrained, job.args.model_cache_dir, device)
-    with mended(session, job.args.dataset):
+    with patched_benchmark(session, job.args.dataset):
         names, classifier = _classifier(job, model, transform, tokenizer, device)
     session.set_text(classifier.t())
     parts.begin()

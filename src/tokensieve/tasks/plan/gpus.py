@@ -12,7 +12,7 @@ __all__ = ["GPUS", "Gpu", "find_gpu"]
 @dataclass(frozen=True)
 class Gpu:
     """teraflops: dense fp16 / bf16 on tensor cores, a multiply-add counted as two. memory: GB of 1e9 bytes.
-    bandwidth: GB/s of that memory. price: US dollars an hour, a round figure to be replaced by one's own.
+    bandwidth: GB/s of that memory. price: US dollars an hour, a round figure to be replaced by your own.
     """
 
     name: str

@@ -81,7 +81,7 @@ class _Job:
         self.decoded = language + model.lm_head.weight.numel()  # weights that one decoding step reads; MACs a token
 
     def kv_bytes(self, vision: Sequence[float], answered: float) -> float:
-        """Of one question's cache, when so many tokens of its answer are there."""
+        """Of one question's cache, when that many tokens of its answer are there."""
         return sum(self.kv_token * (tokens + self.text + answered) for tokens in vision)
 
     def row(self, which: str, questions: float, vision: Sequence[float], macs: int, macs_full: int) -> dict[str, Any]:

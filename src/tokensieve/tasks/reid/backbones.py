@@ -199,7 +199,7 @@ def _open_clip(name: str, checkpoint: str | None, size: tuple[int, int]) -> Any:
         raise UnknownNameError(f"unknown MODEL.TRANSFORMER_TYPE {name!r}.{nearest(name, known)}")
     vision = shape["vision_cfg"]
     if not isinstance(vision.get("layers"), int) or "patch_size" not in vision or vision.get("attentional_pool"):
-        raise OptionError(f"MODEL.TRANSFORMER_TYPE {name}: its image tower is no plain vision transformer")
+        raise OptionError(f"MODEL.TRANSFORMER_TYPE {name}: its image tower is not a plain vision transformer")
     _check_patch(size, vision["patch_size"])
     visual = _build_vision_tower(shape["embed_dim"], {**vision, "image_size": size}, shape.get("quick_gelu", False))
     if checkpoint is not None:

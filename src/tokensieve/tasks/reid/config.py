@@ -129,7 +129,7 @@ class ReidConfig(Section):
     def _batch(self) -> ReidConfig:
         if self.SOLVER.IMS_PER_BATCH % self.DATALOADER.NUM_INSTANCE:
             raise ValueError(
-                f"SOLVER.IMS_PER_BATCH {self.SOLVER.IMS_PER_BATCH} is no multiple of "
+                f"SOLVER.IMS_PER_BATCH {self.SOLVER.IMS_PER_BATCH} is not a multiple of "
                 f"DATALOADER.NUM_INSTANCE {self.DATALOADER.NUM_INSTANCE}"
             )
         if self.SOLVER.IMS_PER_BATCH < 2 * self.DATALOADER.NUM_INSTANCE:

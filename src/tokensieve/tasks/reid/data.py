@@ -81,7 +81,7 @@ def _one_line(layout: str, root: Path, problems: Sequence[Problem], most: int = 
     what = "1 broken entry" if len(problems) == 1 else f"{len(problems)} broken entries"
     return (
         f"{root} has {what}: {first}{more}. `tokensieve data reid-check {root} --layout {layout}` lists all; "
-        "mend them, or leave them out: --skip_broken of eval, DATASETS.SKIP_BROKEN=True of train"
+        "correct them, or leave them out: --skip_broken of eval, DATASETS.SKIP_BROKEN=True of train"
     )
 
 
@@ -120,7 +120,7 @@ def _fault(path: Path, strip: bool) -> str:
         with open_image(path, "image") as image:
             image.load()
             if strip and (image.width % 3 or image.width < 3 * image.height // 2):
-                return f"{image.width} x {image.height} is no strip of three images"
+                return f"{image.width} x {image.height} is not a strip of three images"
     except DataError as error:
         return str(error).removeprefix("image ").removeprefix("is ").removeprefix("cannot be read: ")
     return ""
@@ -247,7 +247,7 @@ class ReidImages(Dataset[dict[str, Any]]):
 def split_validation(
     samples: Sequence[Sample], share: float, seed: int
 ) -> tuple[list[Sample], list[Sample], list[Sample]]:
-    """(train, validation query, validation gallery), apart by identity: a share of the identities is held back.
+    """(train, validation query, validation gallery), apart by identity: a share of the identities is held out.
 
     The gallery holds all of their images, the query one image of each identity and camera. At least two identities
     stay on either side.

@@ -42,7 +42,7 @@ class Sample:
     """One moment of one identity, seen in one or more modalities.
 
     paths: modality -> file. parts: modality -> (k, n) where the image is the k-th of n equal parts of the file's width.
-    pid and camera are -1 where nothing is known (one's own unlabelled images). name: unique inside its split.
+    pid and camera are -1 where nothing is known (your own unlabelled images). name: unique inside its split.
     """
 
     paths: Mapping[str, Path]
@@ -166,7 +166,7 @@ def layout_named(name: str) -> Layout:
 def scan(layout: Layout, root: Path) -> tuple[tuple[str, ...], dict[str, Found]]:
     """The set's modalities, and what each split holds by name. A folder that is not there is an error that names it."""
     if not root.is_dir():
-        raise DataError(f"{root} is no folder: give the folder of a set in layout {layout.name}")
+        raise DataError(f"{root} is not a folder: give the folder of a set in layout {layout.name}")
     base = root / "rgbir" if layout.name == "rgbnt100" and (root / "rgbir").is_dir() else root
     folders = _split_folders(layout, base)
     if layout.name == "folder":
@@ -246,7 +246,7 @@ def _strips(layout: Layout, folder: Path) -> Found:
 
 
 def scan_images(places: Iterable[Path], modalities: tuple[str, ...]) -> list[Sample]:
-    """One's own images, without labels: a folder with one folder for each modality (not all are needed), or, for images
+    """Your own images, without labels: a folder with one folder for each modality (not all are needed), or, for images
     of one modality, files and folders of files. Files of the same stem in the modality folders are one sample."""
     places = list(places)
     if len(places) == 1 and places[0].is_dir():
@@ -265,7 +265,7 @@ def scan_images(places: Iterable[Path], modalities: tuple[str, ...]) -> list[Sam
 
 
 def _images(folder: Path) -> list[Path]:
-    """Image files by name; hidden files and other kinds (Thumbs.db, lists) are no part of a set."""
+    """Image files by name; hidden files and other kinds (Thumbs.db, lists) are not part of a set."""
     if not folder.is_dir():
         return []
     return image_files(folder)

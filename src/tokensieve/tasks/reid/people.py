@@ -1,4 +1,4 @@
-"""Drawn people: who they are, and how red-green-blue, near and thermal infrared cameras see them.
+"""Synthetic people: who they are, and how red-green-blue, near and thermal infrared cameras see them.
 
 A person is a build, an outfit in each modality, and a bag or none. Outfits come from short wardrobes, drawn apart for
 each modality: several people look alike in one modality and differ in another. A picture is a map of body parts,

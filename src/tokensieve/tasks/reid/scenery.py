@@ -1,4 +1,4 @@
-"""Cameras and light around drawn people: what each modality sees, and what it misses.
+"""Cameras and light around synthetic people: what each modality sees, and what it misses.
 
     day     all is well                        night   rgb is dark and noisy; nir lights the scene itself
     glare   a light burns out a part of rgb    heat    walls are as warm as people: tir loses contrast

@@ -43,7 +43,7 @@ def reid_search(data: Any, pairs: Sequence[str] = (), command: str = "") -> Sear
 def reid_trial(
     data: Any, pairs: Sequence[str], folder: Path, params: Mapping[str, Any], origin: int, report: Report
 ) -> Found:
-    """One run. Its figures: accuracy (mAP on held-back identities), R1, and macs (G, of a sample, SDTPS counted)."""
+    """One run. Its figures: accuracy (mAP on held-out identities), R1, and macs (G, of a sample, SDTPS counted)."""
     from tokensieve.tasks.reid.train import build_task, train_reid
 
     config = trial_config(data, pairs, params, trial_folder(folder, origin))

@@ -1,4 +1,4 @@
-"""A seeded set of drawn people in the layout of a real set.
+"""A seeded set of synthetic people in the layout of a real set.
 
     write_synthetic(Path("data/people"), SyntheticConfig(layout="rgbnt201", identities=60))
 

@@ -86,7 +86,7 @@ class ReidTask:
         return Step({"reid": loss}, {"train/id": parts["id"], "train/triplet": parts["triplet"], "train/right": right})
 
     def validate(self) -> Validation:
-        """mAP on the identities that were held back from training; never on query and gallery."""
+        """mAP on the identities that were held out from training; never on query and gallery."""
         splits = {"query": self.val_query, "gallery": self.val_gallery}
         features = extract_all(self.model, splits, batch_size=self.config.TEST.IMS_PER_BATCH, shared=True)
         metrics = evaluate(
@@ -162,7 +162,7 @@ def plan(task: ReidTask) -> Plan:
             "data": f"{task.data.layout}, {', '.join(task.data.modalities)}, {task.size[0]} x {task.size[1]} pixels; "
             + task.data.summary(),
             "training": f"{len(task.images)} images of {model.classes} identities, {images[0]} to {images[-1]} "
-            f"(median {images[len(images) // 2]}) images each; {len(task.val_gallery)} held back to choose the best",
+            f"(median {images[len(images) // 2]}) images each; {len(task.val_gallery)} held out to choose the best",
             "backbone": f"{task.config.MODEL.TRANSFORMER_TYPE}, {model.backbone.depth} blocks of width "
             f"{model.backbone.width}, {model.cameras} cameras",
             "compression": chosen,
@@ -187,7 +187,7 @@ def train_reid(
     tell: Callable[[str], None] = lambda line: None,
     tick: Callable[[int], None] = lambda step: None,
 ) -> FitResult:
-    """A whole run, into config.OUTPUT_DIR. Its model is best.safetensors, chosen on held-back training identities."""
+    """A whole run, into config.OUTPUT_DIR. Its model is best.safetensors, chosen on held-out training identities."""
     return fit(
         task or build_task(config), fit_config(config), Path(config.OUTPUT_DIR), resume=resume, tell=tell, tick=tick
     )

@@ -25,7 +25,7 @@ class EvalTask(Protocol):
     """The module `tokensieve.tasks.TASK.search_space`.
 
     SPACE: where the file names none, as YAML has it. ALIASES: other names of flags. EXCLUSIVE: groups of flags that
-    contradict each other. COUNTS: whether the task has `--images`. LEFT_OUT: flags of the search, not of what is found.
+    cannot be used together. COUNTS: whether there is `--images`. LEFT_OUT: flags of the search, not of what is found.
     """
 
     SPACE: Mapping[str, Any]

@@ -47,7 +47,7 @@ def search_parser(task: str) -> Parser:
     add("--trials", type=int, metavar="N", help="in all, over restarts (default: 50)")
     add("--objectives", nargs="+", metavar="NAME", help="one or two figures of a run (default: accuracy macs)")
     if task != "reid":
-        add("--images", type=int, metavar="N", help="of each trial: the first so many (default: 200)")
+        add("--images", type=int, metavar="N", help="of each trial: the first N (default: 200)")
     else:
         parser.set_defaults(images=None)
     add("--stop-hopeless", "--stop_hopeless", metavar="HOW", help="median, percentile or none (default: median)")
@@ -112,6 +112,6 @@ def managing(args: Namespace) -> dict[str, Any]:
 
 
 def unknown_flag(task: str, word: str, flags: Iterable[str]) -> UnknownNameError:
-    """The error of a word that is no flag of this search: neither its own nor one of these names, of the evaluation."""
+    """The error of a word that is not a flag of this search, nor one of these names of the evaluation."""
     known = {*(f"--{name}" for name in flags), *actions_of(search_parser(task))}
     return UnknownNameError(f"tokensieve search {task} does not know {word!r}.{hint(word, known)}")

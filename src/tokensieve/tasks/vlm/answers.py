@@ -147,7 +147,7 @@ class Asker:
         return self.prompt.replace("<image>", self.placeholder).replace("{question}", asked.question)
 
     def _check_length(self, model: Any, prompt: int) -> None:
-        """Raise where a prompt of so many tokens, with its answer, is longer than what the model was made for."""
+        """Raise where a prompt of that many tokens, with its answer, is longer than what the model was made for."""
         most = getattr(model.config.text_config, "max_position_embeddings", None)
         if most is not None and prompt + self.new_tokens > most:
             raise OptionError(

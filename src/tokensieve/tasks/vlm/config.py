@@ -114,7 +114,7 @@ class BackboneSettings(Section):
 
 
 class DatasetSettings(Section):
-    """train, val: JSONL files of questions (docs/vlm.md), or "generated", so many questions, val_questions."""
+    """train, val: JSONL files of questions (docs/vlm.md), or "generated", that many questions, val_questions."""
 
     train: str = ""
     val: str = ""

@@ -1,4 +1,4 @@
-"""Visual questions from a JSONL file of one's own, and the generated set written as one.
+"""Visual questions from your own JSONL file, and the generated set written as one.
 
 A line is {"image": "photos/1.png", "question": "What colour is the car?", "answers": ["red", "dark red"]}; the
 image's path is relative to the file. "answers" may be one text; "type" groups the results. Scoring: exact match, or as

@@ -52,7 +52,7 @@ IMAGES = 200  # generated, unless said otherwise
 class VlmEvalOptions:
     """model, data: None for the shipped model and generated held-out questions; "smol" for SmolLaVA, whose generated
     questions are about test photos. method: "none" for the untouched model
-    alone. images: the first so many (None: all of a file, 200 generated). samples: questions shown in the report."""
+    alone. images: the first N (None: all of a file, 200 generated). samples: questions shown in the report."""
 
     model: str | None = None
     data: Path | None = None
@@ -256,7 +256,7 @@ def _samples(asker: Asker, run: Run, found: Comparison, options: VlmEvalOptions)
         if run.handle is not None:
             asker.ask(run.model, inputs, Answers(), run.handle)
             down, across = run.handle.grid
-            if run.handle.stats.vision_of_prompts == [down * across]:  # else its tokens are no grid of the picture
+            if run.handle.stats.vision_of_prompts == [down * across]:  # else its tokens are not a grid of the picture
                 kept, grid = kept_patches(run.handle)[0], [down, across]
         picture = _picture(asked, inputs["pixel_values"], asker.processor)
         entries.append(
@@ -268,7 +268,7 @@ def _samples(asker: Asker, run: Run, found: Comparison, options: VlmEvalOptions)
 
 
 def _picture(asked: Asked, pixels: Tensor, processor: Any) -> Image.Image:
-    """The image as the model sees it; where that is no single picture (tiles, rows of patches), as it is."""
+    """The image as the model sees it; where that is not a single picture (tiles, rows of patches), as it is."""
     if pixels.dim() == 4 and len(pixels) == 1 and pixels.shape[1] == 3:
         return pictures_of(pixels, processor)[0]
     return load_image(asked.image) if isinstance(asked.image, Path) else Image.fromarray(asked.image)

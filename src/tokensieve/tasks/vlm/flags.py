@@ -2,7 +2,7 @@
 
 Accuracy by type of question, loyalty to the untouched model's answers, tokens of each layer, MACs, time to the first
 token, decoding speed and cache. With no model and no data named: the shipped small LLaVA, and generated questions about
-scenes that it has not seen. Data of one's own is a JSONL file, a line for each question:
+scenes that it has not seen. Your own data is a JSONL file, a line for each question:
 {"image": "photos/1.png", "question": "What colour is the car?", "answers": ["red", "dark red"], "type": "colour"}
 """
 
@@ -39,7 +39,7 @@ def eval_args(argv: Sequence[str]) -> Namespace:
     args = parser.parse(with_file(parser, words, EXCLUSIVE))
     args.method_option = [*args.method_option, *pairs]
     if args.keep is not None and args.keep_average is not None:
-        raise OptionError("--keep and --keep_average contradict each other: give one")
+        raise OptionError("--keep and --keep_average cannot be used together: give one")
     return args
 
 
@@ -59,7 +59,7 @@ def eval_parser() -> Parser:
         help="an option of the method, as often as needed; also as a bare word KEY=VALUE")  # fmt: skip
     add("--adapter", type=Path, metavar="PATH", help="what `tokensieve train vlm` wrote; the method is two_stage then, "
         "unless merger or pruner is named, with the budget it was trained for")  # fmt: skip
-    add("--images", type=int, metavar="N", help="the first so many (default: all of --data, 200 generated)")
+    add("--images", type=int, metavar="N", help="the first N (default: all of --data, 200 generated)")
     add("--metric", default="exact", metavar="M", help="exact, or vqa (agreement with several people; default: exact)")
     add("--prompt", metavar="TEXT", help="template with <image> and {question} (default: LLaVA-1.5's)")
     add("--new_tokens", type=int, default=16, metavar="N", help="longest answer (default: 16)")
@@ -79,7 +79,7 @@ def eval_options(args: Namespace) -> Any:
     if args.adapter is not None:
         method = method or "two_stage"
         if options.setdefault("adapter", str(args.adapter)) != str(args.adapter):
-            raise OptionError("--adapter and --method_option adapter=... contradict each other: give one")
+            raise OptionError("--adapter and --method_option adapter=... cannot be used together: give one")
     names = (
         "model", "data", "keep", "keep_average", "schedule", "positions", "images", "batch_size", "metric",
         "new_tokens", "samples",

@@ -81,7 +81,7 @@ def _check_kind(name: str) -> None:
             reason = error.strerror or error
             raise MissingMaterialError(f"model {name}: cannot read {file}: {reason}") from None
         except (ValueError, AttributeError):
-            raise MissingMaterialError(f"model {name}: {file} is no configuration of a model") from None
+            raise MissingMaterialError(f"model {name}: {file} is not a configuration of a model") from None
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:  # no name on a hub is like that
         raise MissingMaterialError(f"model {name}: there is no such folder")
     else:

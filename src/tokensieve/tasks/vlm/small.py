@@ -79,7 +79,7 @@ def _start(model: Any, sizes: SmallSizes) -> None:
     for module in tower.modules():
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
-    sines = sizes.width // sizes.heads  # so many channels begin as position, the others as content
+    sines = sizes.width // sizes.heads  # that many channels begin as position, the others as content
     embed = tower.embeddings
     nn.init.normal_(embed.patch_embedding.weight, std=(3 * PATCH * PATCH) ** -0.5)
     embed.patch_embedding.weight[:sines] = 0

@@ -14,7 +14,7 @@ __all__ = ["COSTS", "vlm_tables", "written"]
 # key of a result and of its baseline, what it is called, how it is written
 COSTS = (
     ("tokens_average", "vision tokens, layer average", "{:.1f}"),
-    ("tokens_per_layer", "layers of so many vision tokens", "{}"),
+    ("tokens_per_layer", "layers of that many vision tokens", "{}"),
     ("gmacs", "GMACs, language model", "{:.4g}"),
     ("gmacs_with_tower", "GMACs with vision tower", "{:.4g}"),
     ("gmacs_own", "GMACs of the method's networks, in both", "{:.4g}"),

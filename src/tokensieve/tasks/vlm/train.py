@@ -91,7 +91,7 @@ class VlmTask:
         return self.pruners.counts(self.sizes.merged)
 
     def soft(self, prompt: Tensor, merged: int) -> VlmAttachment:
-        """The model as it is trained, with so many tokens left by the merger."""
+        """The model as it is trained, with that many tokens left by the merger."""
         self.softness.tau, self.softness.prompt = self.merger.temperature, prompt
         method, counts = replace(self.method, merge_keep=merged), self.pruners.counts(merged)
         return attach_soft(self.model, method, self.softness, keep=counts, at=self.pruners.layers)

@@ -112,7 +112,7 @@ class VlmFamily(ABC):
 
     @abstractmethod
     def tower_macs(self, inner: Any, tokens: float) -> int:
-        """MACs of the vision tower for an image of which the language model gets so many tokens."""
+        """MACs of the vision tower for an image of which the language model gets that many tokens."""
 
     def vision_width(self, inner: Any) -> int:
         """Width of the tokens that stage 1 chooses among."""

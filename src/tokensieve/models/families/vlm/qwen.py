@@ -71,7 +71,7 @@ class PackedTower(VlmFamily):
         return torch.argsort(index)
 
     def tower_macs(self, inner: Any, tokens: float) -> int:
-        """Blocks and merger on an image of so many features; attention in windows counted as such."""
+        """Blocks and merger on an image of that many features; attention in windows counted as such."""
         tower = inner.visual
         config, cell = tower.config, tower.spatial_merge_size**2
         patches = tokens * cell

@@ -102,7 +102,7 @@ class TowerFamily(VlmFamily):
         return lambda x: self.pool(inner, x)
 
     def tower_macs(self, inner: Any, tokens: float) -> int:
-        """All blocks on the tiles that so many features come from; the patch embedding too."""
+        """All blocks on the tiles that this many features come from; the patch embedding too."""
         tower = self.vision_tower(inner)
         blocks, side = tower_blocks(tower), self.side(inner)
         down, across = self.grid(inner)
