@@ -29,7 +29,7 @@ def main() -> None:
     import torch
 
     from tokensieve.records import new_record, write_record
-    from tokensieve.tasks.vlm.smol.judge import blind_answers, judge_smol, shares_by_kind
+    from tokensieve.tasks.vlm.smol.evaluate import blind_answers, evaluate_smol, shares_by_kind
     from tokensieve.tasks.vlm.smol.model import load_smol_llava
     from tokensieve.tasks.vlm.smol.questions import KINDS
 
@@ -39,7 +39,7 @@ def main() -> None:
     model, processor = load_smol_llava(args.adapter)
     cases = (("256 tokens", 16, "all"), ("pooled to 64", 8, "all"), ("256 tokens, unseen pairs", 16, "unseen"))
     for who, side, combinations in cases:
-        found = judge_smol(model, processor.tokenizer, args.images, SEED, side, combinations)
+        found = evaluate_smol(model, processor.tokenizer, args.images, SEED, side, combinations)
         rows.append({"who": who, **shares_by_kind(found)})
         print(rows[-1], flush=True)
     facts = {"images": args.images, "seed": SEED, "adapter": str(args.adapter or "shipped")}

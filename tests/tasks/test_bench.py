@@ -22,7 +22,7 @@ from tokensieve.tasks.bench.config import BenchConfig, quick
 from tokensieve.tasks.bench.models import build_model, check_model, images, twin
 from tokensieve.tasks.bench.sdpa import attach_fused
 from tokensieve.tasks.bench.table import bench_tables
-from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio
+from tokensieve.tasks.bench.timing import check_target, interleave, interval, quartiles, ratio
 from tokensieve.utils.torchvision import declare_missing_schemas
 
 
@@ -100,17 +100,17 @@ def test_the_interval_holds_the_median_nineteen_times_of_twenty() -> None:
 
 def test_too_few_rounds_are_never_sure() -> None:
     assert interval([1.0] * 5) is None
-    assert judge(0.9, [2.0] * 5) == {"target": 0.9, "met": True, "sure": False}
+    assert check_target(0.9, [2.0] * 5) == {"target": 0.9, "met": True, "sure": False}
 
 
 def test_a_target_inside_the_interval_is_unsure() -> None:
     values = [0.88, 0.89, 0.91, 0.92, 0.93, 0.94]
-    assert judge(0.87, values) == {"target": 0.87, "met": True, "sure": True}
-    assert judge(0.88, values) == {"target": 0.88, "met": True, "sure": True}  # all reach it
-    assert judge(0.90, values) == {"target": 0.90, "met": True, "sure": False}
-    assert judge(0.93, values) == {"target": 0.93, "met": False, "sure": False}
-    assert judge(0.95, values) == {"target": 0.95, "met": False, "sure": True}
-    assert judge(None, values) == {"target": None, "met": None, "sure": None}
+    assert check_target(0.87, values) == {"target": 0.87, "met": True, "sure": True}
+    assert check_target(0.88, values) == {"target": 0.88, "met": True, "sure": True}  # all reach it
+    assert check_target(0.90, values) == {"target": 0.90, "met": True, "sure": False}
+    assert check_target(0.93, values) == {"target": 0.93, "met": False, "sure": False}
+    assert check_target(0.95, values) == {"target": 0.95, "met": False, "sure": True}
+    assert check_target(None, values) == {"target": None, "met": None, "sure": None}
 
 
 # -- candidates ---------------------------------------------------------------------------------------------------
@@ -188,10 +188,10 @@ def test_rows_agree_with_a_naive_recomputation() -> None:
         assert row["gained_of_possible"] == pytest.approx(row["speedup"] / row["possible"])
         assert row["gained_interval"] == pytest.approx((ordered[1] / row["possible"], ordered[7] / row["possible"]))
         assert row["reduces"] == (c.method == "random")
-    judged = {row["method"]: row for row in rows}
-    assert judged["keep-all"]["met"] == (judged["keep-all"]["speedup_stock"] >= 0.99)
-    assert judged["random"]["met"] == (judged["random"]["gained_of_possible"] >= 0.95)
-    assert judged["stock"]["met"] is None
+    checked = {row["method"]: row for row in rows}
+    assert checked["keep-all"]["met"] == (checked["keep-all"]["speedup_stock"] >= 0.99)
+    assert checked["random"]["met"] == (checked["random"]["gained_of_possible"] >= 0.95)
+    assert checked["stock"]["met"] is None
 
 
 def test_targets() -> None:

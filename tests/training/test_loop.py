@@ -59,6 +59,32 @@ def test_it_learns_and_leaves_what_it_says(whole):
     assert list((folder / "tensorboard").iterdir())
 
 
+def test_what_is_untrained_may_be_the_best(tmp_path):
+    """Evaluated and saved before the first step, so that a run torn off in its first steps goes on too."""
+    config = replace(CONFIG, steps=12, validate_first=True)
+
+    class Fails(Toy):
+        scores = (0.5, float("nan"), 0.25)
+
+        def validate(self):
+            found = super().validate()
+            return replace(found, score=self.scores[-(-len(self.seen) // 8)])
+
+    task = Fails()
+    before = task.net[0].weight.clone()
+    with pytest.raises(Stop):
+        fit(task, config, tmp_path / "torn", tick=stop_at(2), best=tmp_path / "chosen.safetensors")
+    assert [p.name for p in checkpoints_in(tmp_path / "torn" / "checkpoints")] == ["step-00000000.safetensors"]
+    assert torch.equal(load_file(tmp_path / "chosen.safetensors")["0.weight"], before)
+    assert not (tmp_path / "torn" / "best.safetensors").exists()
+    result = fit(Fails(), config, tmp_path / "torn", resume=True, best=tmp_path / "chosen.safetensors")
+    assert [v["step"] for v in result.validations] == [0, 8, 12]
+    assert (result.best_step, result.best_score) == (0, 0.5)  # a score of NaN never wins
+    assert torch.equal(load_file(tmp_path / "chosen.safetensors")["0.weight"], before)
+    whole = fit(Fails(), config, tmp_path / "whole")
+    assert whole.losses == result.losses
+
+
 def test_rates_warm_up_to_the_target_and_never_above_it(whole):
     _, task, _ = whole
     net, critic = zip(*task.seen, strict=True)

@@ -107,9 +107,9 @@ def _show(record: Record) -> None:
         console = Console(width=_TABLE_WIDTH)
     for table in bench_tables(record.rows):
         console.print(table)
-    judged = [row for row in record.rows if row["target"] is not None]
-    met, unsure = sum(row["met"] for row in judged), sum(not row.get("sure", True) for row in judged)
+    aimed = [row for row in record.rows if row["target"] is not None]
+    met, unsure = sum(row["met"] for row in aimed), sum(not row.get("sure", True) for row in aimed)
     hint = f" ({unsure} unsure: another run may say otherwise; more --rounds tell)" if unsure else ""
     where = "{cpu}, {cores} cores, {threads} threads, {device}".format(**record.hardware)
     torch = record.versions.get("torch", "?")
-    console.print(f"{met} of {len(judged)} targets met{hint}; {where}, torch {torch}", highlight=False)
+    console.print(f"{met} of {len(aimed)} targets met{hint}; {where}, torch {torch}", highlight=False)

@@ -18,7 +18,7 @@ from tokensieve.models.handle import Handle
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import build_model, images, twin
 from tokensieve.tasks.bench.sdpa import attach_fused
-from tokensieve.tasks.bench.timing import interleave, interval, judge, quartiles, ratio, ratios
+from tokensieve.tasks.bench.timing import check_target, interleave, interval, quartiles, ratio, ratios
 
 __all__ = [
     "KEEP_ALL",
@@ -123,8 +123,8 @@ def speed_rows(
 ) -> list[dict[str, Any]]:
     """A row for each candidate of one group. Every speed-up is a median of per-round ratios.
 
-    The reference is the faster of stock and SDPA, by their medians; both ratios are in the row. Judged is gained /
-    possible, of keep-everything the speed against stock.
+    The reference is the faster of stock and SDPA, by their medians; both ratios are in the row. The target is of
+    gained / possible, of keep-everything the speed against stock.
     """
     reference_cost = next(c.handle.cost() for c in candidates if c.method in (STOCK, SDPA) and c.handle)
     bases = {c.method: times[c.name] for c in candidates if c.method in (STOCK, SDPA)}
@@ -134,7 +134,7 @@ def speed_rows(
         against = {base: ratio(seconds, times[c.name]) for base, seconds in bases.items()}
         cost = c.handle.cost() if c.handle else reference_cost
         gained = [r / cost.possible for r in ratios(bases[faster], times[c.name])]
-        judged = ratios(bases[STOCK], times[c.name]) if c.method == KEEP_ALL else gained
+        checked = ratios(bases[STOCK], times[c.name]) if c.method == KEEP_ALL else gained
         target = None if quantize else target_of(c.method, c.keep, batch, engine)
         low, mid, high = (1e3 * t for t in quartiles(times[c.name]))
         rows.append(
@@ -145,7 +145,7 @@ def speed_rows(
             | {"images_per_second": 1e3 * batch / mid, "faster_baseline": faster, "speedup": against[faster]}
             | {"speedup_stock": against[STOCK], "speedup_sdpa": against.get(SDPA)}
             | {"gained_of_possible": against[faster] / cost.possible, "gained_interval": interval(gained)}
-            | judge(target, judged)
+            | check_target(target, checked)
         )
     return rows
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-__all__ = ["heap_kept", "interleave", "interval", "judge", "quartiles", "ratio", "ratios", "settle"]
+__all__ = ["check_target", "heap_kept", "interleave", "interval", "quartiles", "ratio", "ratios", "settle"]
 
 Times = dict[str, list[float]]
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4  # of glibc's mallopt
@@ -112,7 +112,7 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return (ordered[rank - 1], ordered[n - rank]) if rank else None
 
 
-def judge(target: float | None, values: Sequence[float]) -> dict[str, float | bool | None]:
+def check_target(target: float | None, values: Sequence[float]) -> dict[str, float | bool | None]:
     """A row's `target`, whether the median of `values` has `met` it, and whether that is `sure`: whether the interval
     lies on one side of the target. All None where none is set."""
     if target is None:

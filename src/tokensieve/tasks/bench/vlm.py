@@ -16,7 +16,7 @@ from tokensieve.models.attach import attach
 from tokensieve.models.decoder import VlmAttachment
 from tokensieve.tasks.bench.config import BenchConfig
 from tokensieve.tasks.bench.models import twin
-from tokensieve.tasks.bench.timing import Times, interleave, interval, judge, quartiles, ratio, ratios
+from tokensieve.tasks.bench.timing import Times, check_target, interleave, interval, quartiles, ratio, ratios
 
 __all__ = ["build_llava", "measure_vlm", "vlm_rows"]
 
@@ -146,12 +146,12 @@ def vlm_rows(
         speedup, decoding = ratio(prefill[stock.name], prefill[c.name]), ratio(decode[stock.name], decode[c.name])
         planned = _planned_bytes(c, batch)
         gained = [r / possible for r in ratios(prefill[stock.name], prefill[c.name])]
-        judged = judge(_TARGETS.get(c.method), gained)
-        if judged["target"] is not None:  # and decoding may not be slower
-            second = judge(1.0 - _ROUGHNESS, ratios(decode[stock.name], decode[c.name]))
-            lost = any(half["sure"] and not half["met"] for half in (judged, second))
-            judged["sure"] = lost or bool(judged["sure"] and second["sure"])
-            judged["met"] = bool(judged["met"] and second["met"])
+        checked = check_target(_TARGETS.get(c.method), gained)
+        if checked["target"] is not None:  # and decoding may not be slower
+            second = check_target(1.0 - _ROUGHNESS, ratios(decode[stock.name], decode[c.name]))
+            lost = any(half["sure"] and not half["met"] for half in (checked, second))
+            checked["sure"] = lost or bool(checked["sure"] and second["sure"])
+            checked["met"] = bool(checked["met"] and second["met"])
         low, mid, high = (1e3 * t for t in quartiles(prefill[c.name]))
         rows.append(
             {"part": "vlm", "model": f"llava-{WIDTH}x{LAYERS}", "batch": batch, "method": c.method, "keep": c.keep}
@@ -164,7 +164,7 @@ def vlm_rows(
             | {"overhead_ms": _overhead(c), "decode_speedup": decoding}
             | {"decode_ms": 1e3 * quartiles(decode[c.name])[1] / STEPS, "kv_bytes": sum(held[c.name])}
             | {"kv_exact": held[c.name] == planned}
-            | judged
+            | checked
         )
     return rows
 

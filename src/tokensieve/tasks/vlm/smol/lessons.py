@@ -105,7 +105,7 @@ class QuestionTask:
     def validate(self) -> Validation:
         """Share of questions answered rightly, each token the likeliest behind the true ones before it, by kind."""
         numbers = range(self.held_out.count)
-        own = [self._judge(number) for number in numbers[rank() :: world_size()]]
+        own = [self._evaluate(number) for number in numbers[rank() :: world_size()]]
         right: dict[str, list[bool]] = defaultdict(list)
         for found in gather_in_turn(own):
             for kind, good in found:
@@ -114,7 +114,7 @@ class QuestionTask:
         every = float(np.mean([good for goods in right.values() for good in goods]))
         return Validation(every, {**shares, "all": every})
 
-    def _judge(self, number: int) -> list[tuple[str, bool]]:
+    def _evaluate(self, number: int) -> list[tuple[str, bool]]:
         """One held-out picture: kinds of its questions, and whether the answer is right."""
         packed, asked = self.pack(self.held_out, [number], 0, captions=False, kinds=KINDS)
         right = answers_right(self.logits(self.held_out, [number], packed), packed, len(asked[0]))

@@ -16,13 +16,13 @@ from tokensieve.tasks.vlm.smol.features import image_tensor, tower_features
 from tokensieve.tasks.vlm.smol.packing import Texts, answer_logits, answers_right, pack, pool
 from tokensieve.tasks.vlm.smol.questions import KINDS
 
-__all__ = ["blind_answers", "judge_smol", "shares_by_kind"]
+__all__ = ["blind_answers", "evaluate_smol", "shares_by_kind"]
 
 Scores = list[tuple[str, bool]]  # kind of the question, whether the answer is right
 
 
 @torch.inference_mode()
-def judge_smol(
+def evaluate_smol(
     model: Any, tokenizer: Any, images: int, seed: int, side: int = 16, combinations: str = "all",
     tick: Callable[[int], None] = lambda done: None,
 ) -> Scores:  # fmt: skip
@@ -43,7 +43,7 @@ def judge_smol(
 
 
 def blind_answers(train: int, images: int, seed: int) -> Scores:
-    """The commonest answer to each wording in `train` training pictures, on the test pictures of `judge_smol`."""
+    """The commonest answer to each wording in `train` training pictures, on the test pictures of `evaluate_smol`."""
     common: dict[str, Counter[str]] = defaultdict(Counter)
     of_kind: dict[str, Counter[str]] = defaultdict(Counter)
     for _, questions in draw_photo_questions(train, seed, "train", "seen", each=3):
