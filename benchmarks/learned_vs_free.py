@@ -3,7 +3,7 @@
     python benchmarks/learned_vs_free.py                                              the shipped adapter, half an hour
     python benchmarks/learned_vs_free.py --adapter FILE --images 300 --probe 500      a first look
 
-All methods remove geometrically and get the budget that makes 2x and 3x possible by MACs. Judged on test images: cosine
+All methods remove geometrically and get the budget that makes 2x and 3x possible by MACs. On test images: cosine
 of the image feature with the untouched model's, zero-shot accuracy, accuracy of a linear probe on the tower's CLS
 feature, and their differences to the adapter with paired 95 % bootstrap intervals. Speed is measured beside the same
 layers with all tokens, batch by batch. The adapter was trained on training images from 20,000 on, the probe on those
@@ -41,7 +41,7 @@ FREE: dict[str, dict[str, bool]] = {
 console = Console(width=130)
 
 
-class Judge:
+class Evaluator:
     """Encodes test images with every method in turn, and keeps what each image's feature says."""
 
     def __init__(self, adapter: str) -> None:
@@ -102,15 +102,17 @@ class Judge:
         return (F.normalize(joint, dim=-1) @ self.classes.T).argmax(dim=1).numpy()
 
 
-def rows_of(judge: Judge, images: np.ndarray, labels: np.ndarray, probe: Any, batch: int) -> list[dict[str, Any]]:
+def rows_of(
+    evaluator: Evaluator, images: np.ndarray, labels: np.ndarray, probe: Any, batch: int
+) -> list[dict[str, Any]]:
     """One row a method and target: its figures, and the adapter's lead over it."""
-    found = judge.run(images, batch)
+    found = evaluator.run(images, batch)
     full = found["none", 1.0]
     scores = {}
     for run, made in found.items():
         scores[run] = {
             "cosine": F.cosine_similarity(made["joint"], full["joint"]).numpy(),
-            "zero_shot": judge.guesses(made["joint"]) == labels,
+            "zero_shot": evaluator.guesses(made["joint"]) == labels,
             "probe": probe.predict(made["cls"].numpy()) == labels,
         }
     rows = []
@@ -118,7 +120,7 @@ def rows_of(judge: Judge, images: np.ndarray, labels: np.ndarray, probe: Any, ba
         row = {
             "method": name,
             "target": target,
-            "keep": judge.keep.get(target, {}).get(name),
+            "keep": evaluator.keep.get(target, {}).get(name),
             "speedup": made["speedup"],
         }
         for what, values in scores[name, target].items():
@@ -156,18 +158,18 @@ def main() -> None:
     parser.add_argument(
         "--adapter", default="vit-s14", help="what `tokensieve train select` wrote; default: the shipped one"
     )
-    parser.add_argument("--images", type=int, default=2000, help="test images to judge on")
+    parser.add_argument("--images", type=int, default=2000, help="test images to evaluate on")
     parser.add_argument("--probe", type=int, default=8000, help="training images for the probe")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("-o", "--output", type=Path, default=Path("benchmarks/records/learned_vs_free.json"))
     args = parser.parse_args()
     check_writable(args.output)
-    judge = Judge(args.adapter)
+    evaluator = Evaluator(args.adapter)
     train, train_labels = load_cifar10("train")
     test, test_labels = load_cifar10("test")
-    features = tower_features(train[: args.probe], judge.tower, "vit-s14")
+    features = tower_features(train[: args.probe], evaluator.tower, "vit-s14")
     probe = fit_probe(features.numpy(), train_labels[: args.probe])
-    rows = rows_of(judge, test[: args.images], test_labels[: args.images], probe, args.batch)
+    rows = rows_of(evaluator, test[: args.images], test_labels[: args.images], probe, args.batch)
     show(rows)
     config = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}
     write_record(new_record("learned_vs_free", config, rows, seed=0, threads=torch.get_num_threads()), args.output)

@@ -1,11 +1,11 @@
-"""What SDTPS does for re-identification: variants x seeds trained and judged on synthetic people; tables and records.
+"""What SDTPS does for re-identification: variants x seeds on synthetic people; tables and records.
 
     python benchmarks/reid_evidence.py                                      about an hour on two quiet cores
     python benchmarks/reid_evidence.py --variants baseline sdtps --seeds 0 --steps 50 -o runs/try --runs runs/try
 
 Started again it goes on where it stopped: a run whose record is there is not repeated, one that was interrupted resumes
-from its last checkpoint. Each run chooses its best step on training people that were held out, and is judged on people
-(query and gallery) that neither has seen, then again with modalities missing.
+from its last checkpoint. Each run chooses its best step on training people that were held out, and is evaluated on
+people (query and gallery) that neither has seen, then again with modalities missing.
 Speed is measured at the end, interleaved with the untouched model. Tables are printed and put into benchmarks/reid.md.
 """
 
@@ -52,7 +52,7 @@ def settings(variant: str, seed: int, steps: int, data: Path, runs: Path) -> lis
 
 
 def one_run(variant: str, seed: int, steps: int, data: Path, runs: Path, record: Path) -> str:
-    """Train, judge, write the record. In a process of its own, on one thread."""
+    """Train, evaluate, write the record. In a process of its own, on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -65,7 +65,7 @@ def one_run(variant: str, seed: int, steps: int, data: Path, runs: Path, record:
     task = build_task(config)
     folder = Path(config.OUTPUT_DIR)
     result = train_reid(config, task=task, resume=bool(checkpoints_in(folder / "checkpoints")))
-    rows = judged(folder / "best.safetensors", task.data)
+    rows = evaluated(folder / "best.safetensors", task.data)
     cost = task.model.cost()
     facts = {
         "variant": variant, "tokens": task.model.backbone.patches, "tokens_out": task.model.tokens_out(),
@@ -79,7 +79,7 @@ def one_run(variant: str, seed: int, steps: int, data: Path, runs: Path, record:
     return f"{variant}, seed {seed}: mAP {100 * rows[0]['mAP']:.1f} %, R1 {100 * rows[0]['R1']:.1f} %"
 
 
-def judged(checkpoint: Path, data: Any) -> list[dict[str, Any]]:
+def evaluated(checkpoint: Path, data: Any) -> list[dict[str, Any]]:
     """Query against gallery, with all modalities and with each set of them missing."""
     from tokensieve.tasks.reid.evaluate import evaluate
     from tokensieve.tasks.reid.features import extract_all

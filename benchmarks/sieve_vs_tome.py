@@ -12,7 +12,7 @@
    Fewer cuts take less time and so may keep more: of the three each method keeps the one with the smallest error now,
    of those that are as fast as was asked for. The four that are left take turns once more, with four times the rounds:
    that is the speed reported.
-4. Judging: test images, accuracy of the probe, difference with a paired 95 % bootstrap interval.
+4. Evaluation: test images, accuracy of the probe, difference with a paired 95 % bootstrap interval.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def interval(a: np.ndarray, b: np.ndarray, draws: int = 10_000) -> tuple[float, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=2000, help="test images to judge on")
+    parser.add_argument("--images", type=int, default=2000, help="test images to evaluate on")
     parser.add_argument("--probe", type=int, default=6000, help="training images for the probe")
     parser.add_argument("--tune", type=int, default=400, help="further training images to tune on")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each timing")

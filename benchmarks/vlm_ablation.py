@@ -5,9 +5,9 @@ the guides beside them; 3 seeds.
     python benchmarks/vlm_ablation.py --losses task all --seeds 0 --steps 20 --images 20 -o runs/try --runs runs/try
 
 Started again it goes on where it stopped: a run whose record is there is not repeated, one that was interrupted resumes
-from its last checkpoint. Runs differ in the weights of the losses and the seed alone; what is judged is the last step,
-chosen by nobody, on held-out scenes that neither training nor its validation has drawn. The table is printed and put
-into benchmarks/vlm.md.
+from its last checkpoint. Runs differ in the weights of the losses and the seed alone; what is evaluated is the last
+step, chosen by nobody, on held-out scenes that neither training nor its validation has drawn. The table is printed and
+put into benchmarks/vlm.md.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settings(losses: str, seed: int, steps: int, runs: Path) -> list[str]:
 
 
 def one_run(losses: str, seed: int, steps: int, images: int, runs: Path, record: Path) -> str:
-    """Train, judge, write the record. In a process of its own, on one thread."""
+    """Train, evaluate, write the record. In a process of its own, on one thread."""
     import torch
 
     torch.set_num_threads(1)
@@ -52,7 +52,7 @@ def one_run(losses: str, seed: int, steps: int, images: int, runs: Path, record:
     config = load_config(None, settings(losses, seed, steps, runs))
     folder = Path(config.output_dir)
     result = train_vlm(config, resume=bool(checkpoints_in(folder / "checkpoints")))
-    row = judged(folder / "last.safetensors", images)
+    row = evaluated(folder / "last.safetensors", images)
     facts = {
         "losses": losses,
         "steps": steps,
@@ -64,7 +64,7 @@ def one_run(losses: str, seed: int, steps: int, images: int, runs: Path, record:
     return f"{losses}, seed {seed}: hard {100 * row['accuracy_hard']:.1f} %, soft {100 * row['accuracy_soft']:.1f} %"
 
 
-def judged(adapter: Path, images: int) -> dict[str, Any]:
+def evaluated(adapter: Path, images: int) -> dict[str, Any]:
     """Accuracy untouched, with tokens really gone, and as trained, on the same held-out questions."""
     from tokensieve.tasks.vlm.answers import Answers, Asker
     from tokensieve.tasks.vlm.compare import scores_of
@@ -131,7 +131,7 @@ def main() -> None:
     add("--losses", nargs="+", default=list(LOSSES), choices=list(LOSSES), metavar="L", help=", ".join(LOSSES))
     add("--seeds", nargs="+", type=int, default=[0, 1, 2])
     add("--steps", type=int, default=120)
-    add("--images", type=int, default=100, help="held-out images to judge on, up to six questions each")
+    add("--images", type=int, default=100, help="held-out images to evaluate on, up to six questions each")
     add("--processes", type=int, default=2, help="runs at a time, one thread each")
     add("--runs", type=Path, default=Path("runs/vlm-ablation"), help="checkpoints; may be deleted")
     add("-o", "--output", type=Path, default=records, help="records of the runs")

@@ -30,11 +30,13 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.clip.align import AlignConfig, align, save
     from tokensieve.tasks.clip.state import check_start, state_folder
     from tokensieve.training.distributed import join, leave, only_run_of_all, rank
+    from tokensieve.training.loop import check_installed
 
     join(cpu=True)
     config = AlignConfig(images=args.images, epochs=args.epochs, batch_size=args.batch_size, lr=args.lr, seed=args.seed)
     check_writable(args.output)
     check_start(args.output, args.resume)
+    check_installed()
     with only_run_of_all(args.output, file=True), bars({"tower features": config.images}) as shown:
         tick = partial(shown.further, "tower features")
         check_start(args.output, args.resume)  # again: another run may have ended since

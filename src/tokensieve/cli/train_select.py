@@ -42,6 +42,7 @@ def run(args: Namespace) -> int:
     from tokensieve.tasks.clip.select import Photos, SelectConfig, default_subject, photos_in, train_select
     from tokensieve.tasks.clip.state import check_start
     from tokensieve.training.distributed import check_free, first_alone, join, leave, rank
+    from tokensieve.training.loop import check_installed
     from tokensieve.zoo.cifar10 import load_cifar10
 
     device = join()
@@ -51,6 +52,7 @@ def run(args: Namespace) -> int:
     )  # fmt: skip
     check_free(args.output, file=True)
     check_start(args.output, args.resume)
+    check_installed()
     files = None if args.photos is None else photos_in(args.photos, args.images)
     subject, transform = default_subject(kl=config.kl)
     if files is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import threading
@@ -36,7 +37,7 @@ from tokensieve.training.schedule import warmup_cosine
 from tokensieve.training.task import Step, Task, Validation
 from tokensieve.utils.files import system_errors
 
-__all__ = ["BEST", "CHECKPOINTS", "LAST", "FitConfig", "FitResult", "fit", "seed_of_step"]
+__all__ = ["BEST", "CHECKPOINTS", "LAST", "FitConfig", "FitResult", "check_installed", "fit", "seed_of_step"]
 
 BEST, LAST = "best.safetensors", "last.safetensors"
 PRECISIONS = ("auto", "no", "fp16", "bf16")
@@ -116,6 +117,12 @@ def fit(
     writes and tells. A run may be resumed with another number of them: no state is a process's own.
     """
     return _Loop(task, config, folder, tell, tick, best or folder / BEST).run(resume)
+
+
+def check_installed() -> None:
+    """Import what `fit` needs: where it is missing, that shows before anything is computed for a training."""
+    for name in ("accelerate", "torch.utils.tensorboard"):
+        importlib.import_module(name)
 
 
 def seed_of_step(seed: int, step: int) -> int:
