@@ -43,8 +43,9 @@ def _lengths(make: Make, tiny: TinyModel) -> str | None:
             counts, run = handle.counts(36), handle.blocks.last
             planned, left = [], 36
             for block in range(len(seen)):
-                left = counts.get(block, left)
-                planned.append(tiny.prefix + left + run.states[block + 1].made)
+                before, left = left, counts.get(block, left)
+                count, state = (before, block) if tiny.late else (left, block + 1)  # a late MLP sees what enters
+                planned.append(tiny.prefix + count + run.states[state].made)
             kept = handle.kept
     finally:
         for hook in hooks:
@@ -89,6 +90,8 @@ def _keep_all(make: Make, tiny: TinyModel) -> str | None:
 
 
 def _halves(make: Make, tiny: TinyModel) -> str | None:
+    if tiny.float_only:
+        return None
     model = copy.deepcopy(tiny.model).bfloat16()
     with torch.no_grad(), attach(model, make(), keep=_model_budget(make, tiny), at=[0, 2]):
         out = tiny.feature(model, tiny.images(2).bfloat16())

@@ -55,6 +55,11 @@ class TinyModel:
         """Whether the MLP runs beside attention, so that a cut comes after both."""
         return self.name == "timm_parallel_scaling"
 
+    @property
+    def float_only(self) -> bool:
+        """Whether the untouched model itself fails in half precision: timm's mixed rotary table mixes dtypes."""
+        return self.name == "timm_rope_mixed"
+
     def images(self, batch: int, seed: int = 0) -> Tensor:
         """(batch, 3, 48, 48) from a seed; the first ones are the same for any batch."""
         generator = torch.Generator().manual_seed(seed)

@@ -16,12 +16,13 @@ def attend(
 
     bias: what is added to the logits, (B, L) on every row of them or a map (B, 1 or H, 1 or L, L).
     On CPU that is the kernel which scaled_dot_product_attention takes anyway, called by its name. Elsewhere, in
-    training with dropout and in export it is None, and a view that needs it computes it.
+    training with dropout or a learned bias, and in export, it is None, and a view that needs it computes it.
     """
     mask = bias if bias is None or bias.dim() == 4 else bias.view(-1, 1, 1, bias.shape[1])
     if mask is not None and mask.dtype != q.dtype:
         mask = mask.to(q.dtype)
-    if log_sum and dropout == 0.0 and q.device.type == "cpu" and not torch.compiler.is_exporting():
+    learned = mask is not None and mask.requires_grad  # a position bias in training: the kernel has no gradient for it
+    if log_sum and dropout == 0.0 and q.device.type == "cpu" and not learned and not torch.compiler.is_exporting():
         if mask is not None:
             mask = mask.expand(q.shape[0], q.shape[1], q.shape[2], -1)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
