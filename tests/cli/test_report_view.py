@@ -98,7 +98,9 @@ def test_report_names_the_file_that_is_no_result(capsys: pytest.CaptureFixture[s
     foreign = json.dumps({"format": "tokensieve-record-1", "rows": []})
     for name, text in {"cut.json": whole[:200], "foreign.json": foreign, "list.json": "[]", "empty.json": ""}.items():
         (folder / name).write_text(text)
-        assert name in refused(capsys, "report", folder, "--no_pictures", "-o", page)
+        assert main(["report", str(folder), "--no_pictures", "-o", str(page)]) == 0  # the rest is reported
+        assert name in capsys.readouterr().err
+        page.unlink()
         assert name in refused(capsys, "report", folder / name, "--no_pictures", "-o", page)
         (folder / name).unlink()
     assert "absent" in refused(capsys, "report", tmp_path / "absent", "-o", page)

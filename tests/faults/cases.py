@@ -170,10 +170,10 @@ _SINGLE: tuple[tuple[str, str], ...] = (
     ("train reid --config {config_reid} OUTPUT_DIR=", "OUTPUT_DIR"),
     ("sweep {clip} --methods sieve -o ''", "-o"),
     # -- options that contradict or repeat
-    ("eval {clip} --method sieve --keep 0.5 --keep_average 0.5", "contradict"),
-    ("view {photo} --keep 0.5 m=3", "contradict"),
-    ("view {photo} --keep 0.5 --keep_average 0.5", "contradict"),
-    ("plan --method anchor --keep 0.5 m=3", "contradict"),
+    ("eval {clip} --method sieve --keep 0.5 --keep_average 0.5", "cannot be used together"),
+    ("view {photo} --keep 0.5 m=3", "cannot be used together"),
+    ("view {photo} --keep 0.5 --keep_average 0.5", "cannot be used together"),
+    ("plan --method anchor --keep 0.5 m=3", "cannot be used together"),
     ("data reid-synthetic --layout folder --modalities rgb rgb -o {out}/set", "rgb"),
     ("data reid-synthetic --layout folder --modalities x -o {out}/set", "x"),
     ("data cifar10 --split test test --images 5 -o {out}/set", "test"),
@@ -196,8 +196,8 @@ _SINGLE: tuple[tuple[str, str], ...] = (
     ("train reid --config {root}/gone.yml", "gone.yml"),
     ("train reid --config {folder}", "folder"),
     ("train reid --config {pipe}", "pipe"),
-    ("train reid --config {config_text}", "mapping"),
-    ("train reid --config {config_list}", "mapping"),
+    ("train reid --config {config_text}", "config_text.yml: expected keys"),
+    ("train reid --config {config_list}", "config_list.yml: expected keys"),
     ("train reid --config {config_broken}", "config_broken.yml"),
     ("train reid --config {config_binary}", "config_binary.yml"),
     ("train reid --config {config_code}", "config_code.yml"),
@@ -314,6 +314,9 @@ _SINGLE: tuple[tuple[str, str], ...] = (
     ("build {record_metrics} -o {out}/a.csv", "record_metrics.json"),
     ("build {pipe} -o {out}/a.csv", "pipe"),
     ("report {pipe} -o {out}/a.html", "pipe"),
+    ("export --method sieve --keep 0.4 -o {out}/a.onx", "a.onx"),
+    ("export --method sieve --keep 0.4", "-o"),
+    ("models --nothing", "--nothing"),
 )
 
 CASES: tuple[tuple[str, str], ...] = (

@@ -80,4 +80,6 @@ def test_a_drop_is_masking(family: str, monkeypatch: pytest.MonkeyPatch) -> None
             last.remove()
     rows = [*range(tiny.prefix), *(k + tiny.prefix for k in KEEP)]
     wanted, got = seen["whole"][:, rows], seen["reduced"]
+    if got.shape[1] == tiny.prefix + 36:  # a tower whose output is a map gets it at full size
+        got = got[:, rows]
     assert torch.allclose(got, wanted, atol=1e-4 * wanted.abs().max().item()), (got - wanted).abs().max()

@@ -15,7 +15,7 @@ LOOSE = {torch.bfloat16: 0.06, torch.float16: 0.01}
 
 
 @pytest.mark.parametrize("dtype", list(LOOSE))
-@pytest.mark.parametrize("family", tiny_models())
+@pytest.mark.parametrize("family", [name for name in tiny_models() if not tiny_model(name).float_only])
 @pytest.mark.parametrize("options", [{}, {"fold": True}], ids=["drop", "fold"])
 def test_a_fixed_selection_is_close_to_float32(family: str, dtype: torch.dtype, options: dict) -> None:
     """grid keeps the same patches whatever the rounding, so that only the arithmetic is compared."""

@@ -40,6 +40,7 @@ class Method(ABC):
     budget_options: ClassVar[tuple[str, ...]] = ()  # options that are a budget by themselves: see own_keep
     one_cut: ClassVar[bool] = False  # default place: one cut at half depth, instead of spread over the depth
     schedule: ClassVar[str] = "constant"  # how a ratio is spread where nothing is said
+    reads_importance: ClassVar[bool] = True  # asks what matters; where no CLS tells, that takes attention received
     needs_log_sum: ClassVar[bool] = False  # reads attention columns: the adapter keeps the kernel's log-sum-exp
     uses_positions: ClassVar[bool] = False  # permuting the patches does not simply permute the result
     differentiable: ClassVar[bool] = False  # gradients flow through the decision, not only through the tokens

@@ -20,6 +20,7 @@ class Grid(Selector):
 
     summary: ClassVar[str] = "evenly spaced patches"
     uses_positions: ClassVar[bool] = True
+    reads_importance: ClassVar[bool] = False
 
     def score(self, view: TokenView, keep: int) -> Tensor:
         raise TypeError("grid has no scores")

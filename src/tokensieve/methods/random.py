@@ -26,6 +26,7 @@ class Random(Selector):
     summary: ClassVar[str] = "random patches, a draw for each image: the control every method must beat"
     seed: int = 0
     uses_positions: ClassVar[bool] = True
+    reads_importance: ClassVar[bool] = False
 
     def spacing(self) -> int:
         return 3  # measured: as good as every block

@@ -32,8 +32,9 @@ _TYPES: dict[str, Any] = {  # of the fields that a table or a page is made of
                      "cpu", "date", "command", "config", "layout", "data"), str),
     **dict.fromkeys(("images_per_second", "images_per_second_low", "images_per_second_high", "speedup", "speedup_low",
                      "speedup_high", "gained", "possible", "gmacs", "gmacs_full", "gmacs_with_tower", "images",
-                     "patches", "tokens_average", "keep_average", "seconds", "seed", "batch_size", "threads", "cores",
+                     "patches", "tokens_average", "keep_average", "seconds", "batch_size", "threads", "cores",
                      "kv_bytes", "first_token_ms", "decode_tokens_per_second", "overhead_ms"), _NUMBER),
+    "seed": (int, float, str),  # of several runs: "0, 1, 2"
     "keep": (int, float, str, list), "at": (str, list), "tokens_per_layer": (str, list), "metrics": dict,
     "reduced": bool, "rows": list, "lists": list, "samples": list, "baseline": dict,
 }  # fmt: skip

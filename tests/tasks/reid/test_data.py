@@ -195,7 +195,7 @@ def test_a_strip_of_two_images_is_found(tmp_path: Path) -> None:
 
 
 def test_wrong_places_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere is no folder"):
+    with pytest.raises(DataError, match="nowhere is not a folder"):
         load_set("rgbnt201", tmp_path / "nowhere")
     with pytest.raises(DataError, match="train_171 is not there"):
         load_set("rgbnt201", tmp_path)

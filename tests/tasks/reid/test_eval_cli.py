@@ -172,7 +172,7 @@ def test_wrong_command_lines_are_one_line(
     assert "either --checkpoint" in refused(capsys, *ours)
     assert "either --checkpoint" in refused(capsys, *ours, "--checkpoint", checkpoint, "--features", "f.npz")
     assert "nowhere.safetensors" in refused(capsys, *ours, "--checkpoint", "nowhere.safetensors")
-    assert "nowhere is no folder" in refused(capsys, *ours, "--checkpoint", checkpoint, "--data", "nowhere")
+    assert "nowhere is not a folder" in refused(capsys, *ours, "--checkpoint", checkpoint, "--data", "nowhere")
     assert "Did you mean" in refused(capsys, *ours, "--checkpoint", checkpoint, "--layout", "rgbnt102")
     assert "--missing x" in refused(capsys, *ours, "--checkpoint", checkpoint, "--missing", "x")
     assert "--missing needs the model" in refused(capsys, *ours, "--features", "f.npz", "--missing", "r")

@@ -81,7 +81,7 @@ class EncoderHandle(Handle):
         self._seen: Run | None = None  # the last forward before the removal
         self.new_run: Callable[[EncoderHandle], Run] = Run  # how a forward goes; otherwise where a selection is trained
         # without CLS importance is the attention received, and with each row's sum that needs one pass
-        self.needs_log_sum = method.needs_log_sum or not self.has_cls
+        self.needs_log_sum = method.needs_log_sum or (method.reads_importance and not self.has_cls)
         self.warned: set[str] = set()  # of hooks that are not called
         self._check()
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from torch import Tensor, nn
 
+from tokensieve.errors import UnsupportedModelError
 from tokensieve.models.encoder.form import BlockForm, Given
 from tokensieve.models.encoder.padding import MaskedPool
 from tokensieve.models.families.base import (
@@ -65,6 +66,9 @@ _POST: dict[str, Any] = {
 }  # fmt: skip
 
 
+_MERGING = ("deepseek_vit", "gemma4_vit", "qwen3_vit")  # towers of vision-language models, alone
+
+
 class TimmFamily(Family):
     name = "a timm ViT"
     examples: tuple[str, ...] = (
@@ -79,6 +83,14 @@ class TimmFamily(Family):
         *PARALLEL,
         *(BlockForm(**_COMMON, **order, **qkv) for order in (_POST, _PRE) for qkv in (_FUSED, _APART)),
     )
+
+    def check(self, tower: nn.Module) -> None:
+        name = type(tower).__module__.rpartition(".")[2]
+        if name in _MERGING:
+            raise UnsupportedModelError(
+                f"{type(tower).__name__}: what follows its blocks merges neighbouring patches, so it needs all of them"
+            )
+        super().check(tower)
 
     def prefix(self, tower: nn.Module) -> int:
         return int(cast(Any, tower).num_prefix_tokens)
