@@ -101,7 +101,7 @@ def test_the_baseline_of_an_engine_is_stock_on_it() -> None:
         (["export", "-o", "vit.onnx", "--model", "ViT-B-16"], "--pretrained"),
         (["export", "-o", "vit.onnx", "--method", "seive"], "sieve"),
         (["extract", "clip", "x.tar", "-o", "f", "--engine", "none.onnx"], "none.onnx"),
-        (["extract", "clip", "x.tar", "-o", "f", "--engine", "none.onnx", "--method", "evit"], "contradict"),
+        (["extract", "clip", "x.tar", "-o", "f", "--engine", "none.onnx", "--method", "evit"], "used together"),
         (["bench", "--engine", "tensorrt"], "tensorrt"),
     ],
 )

@@ -146,7 +146,7 @@ def test_bad_input_is_one_line(folder: Path, tmp_path: Path, capsys: pytest.Capt
     assert "2 placeholders for one image" in refused(capsys, *model, "--data", two)
     assert "image placeholder" in refused(capsys, *model, "--images", 1, "--prompt", "USER: {question}")
     assert "does nothing without --method" in refused(capsys, *model, "--keep", 0.5)
-    assert "contradict" in refused(capsys, *model, "--method", "fastv", "--keep", 0.5, "--keep_average", 0.5)
+    assert "used together" in refused(capsys, *model, "--method", "fastv", "--keep", 0.5, "--keep_average", 0.5)
     assert "--images 0" in refused(capsys, *model, "--images", 0)
     assert "metric" in refused(capsys, *model, "--metric", "bleu")
     assert "cannot go under" in refused(capsys, *model, "--method", "fastv", "--at", 1, "--keep_average", 0.2,
