@@ -1,6 +1,6 @@
 """See it work: a CLIP of real weights on real images, untouched and with four methods at two budgets.
 
-Prints a table (accuracy, images per second, speed-up, efficiency, tokens, GMACs) and writes report.html, a page
+Prints a table (accuracy, images per second, speed-up, MAC ratio, efficiency, tokens, GMACs) and writes report.html, a page
 that opens offline. Model and images are the embedded ones. Run again, it goes on where it stopped.
 """
 

@@ -161,7 +161,7 @@ _SETTINGS = (
 _RESULTS = (  # key, heading, how to write it
     ("images_per_second", "images / s", "{:.1f}"),
     ("speedup", "speed-up", "{:.2f}\u00d7"),
-    ("possible", "possible", "{:.2f}\u00d7"),
+    ("possible", "MAC ratio", "{:.2f}\u00d7"),
     ("gained", "efficiency", "{:.2f}"),
     ("tokens_average", "tokens, average", "{:.1f}"),
     ("gmacs", "GMACs", "{:.2f}"),

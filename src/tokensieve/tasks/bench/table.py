@@ -63,9 +63,9 @@ def _speed(rows: list[Row]) -> Table:
     where = " ".join(word for word in (rows[0].get("engine", "torch"), rows[0].get("quantize")) if word)
     against = "the faster of stock and sdpa (keep-all's target: against stock)" if where == "torch" else "stock"
     table = _table(
-        f"Speed in {where}, interleaved. speed-up: against {against}; gained: speed-up / possible",
+        f"Speed in {where}, interleaved. speed-up: against {against}; efficiency: speed-up / MAC ratio",
         ("model", "batch", "method", "keep"),
-        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "possible", r"gained \[95 %]"),
+        ("tokens", "GMACs", r"ms \[quartiles]", "speed-up", "MAC ratio", r"efficiency \[95 %]"),
     )
 
     def cells(row: Row) -> list[str]:
@@ -115,14 +115,14 @@ def _memory(rows: list[Row]) -> Table:
 def _vlm(rows: list[Row]) -> Table:
     table = _table(
         "A LLaVA with random weights against the untouched one: prefill (with the tower), its possible speed-up and "
-        "what is gained of it, the method's own time; decoding a token; the cache. vision: tokens on layer average",
+        "the efficiency, the method's own time; decoding a token; the cache. vision: tokens on layer average",
         ("batch", "method", "keep"),
         (
             "vision",
             r"ms \[quartiles]",
             "speed-up",
-            "possible",
-            r"gained \[95 %]",
+            "MAC ratio",
+            r"efficiency \[95 %]",
             "own ms",
             "decode ms",
             "speed-up",

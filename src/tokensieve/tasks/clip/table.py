@@ -13,7 +13,7 @@ from tokensieve.report.results import main_metric
 __all__ = ["eval_table"]
 
 _LEFT = ("dataset", "model", "method", "keep")
-_RIGHT = ("accuracy", "img/s", "speed-up", "possible", "gained/possible", "tokens", "GMACs")
+_RIGHT = ("accuracy", "img/s", "speed-up", "MAC ratio", "efficiency", "tokens", "GMACs")
 
 
 def eval_table(results: Iterable[Mapping[str, Any]]) -> Table:
