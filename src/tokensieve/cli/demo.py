@@ -1,7 +1,7 @@
 """See it work: a CLIP of real weights on real images, untouched and with four methods at two budgets.
 
-Prints a table (accuracy, images per second, speed-up, MAC ratio, efficiency, tokens, GMACs) and writes report.html, a page
-that opens offline. Model and images are the embedded ones. Run again, it goes on where it stopped.
+Prints a table (accuracy, images per second, speed-up, MAC ratio, efficiency, tokens, GMACs) and writes report.html,
+a page that opens offline. Model and images are the embedded ones. Run again, it goes on where it stopped.
 """
 
 from __future__ import annotations
