@@ -288,7 +288,7 @@ def test_a_record_that_is_none(tmp_path) -> None:
     with pytest.raises(RecordError, match="objectives, space, trials, best missing"):
         read_study(tmp_path / "a.json")
     (tmp_path / "b.json").write_text('{"format": "other"}')
-    with pytest.raises(RecordError, match="no record of a search"):
+    with pytest.raises(RecordError, match="not a record of a search"):
         read_study(tmp_path / "b.json")
 
 

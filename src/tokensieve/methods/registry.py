@@ -102,7 +102,11 @@ def method_class(name: str) -> type[Method]:
 
 def method_options(name: str) -> dict[str, Any]:
     """A method's options with their default values."""
-    return {f.name: f.default for f in dataclasses.fields(method_class(name)) if f.init}
+    return {f.name: _default(f) for f in dataclasses.fields(method_class(name)) if f.init}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    return field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
 
 
 def make_method(name: str, **options: Any) -> Method:

@@ -75,9 +75,9 @@ def test_unknown_keys_get_the_nearest(pair, hint):
     ("pair", "message"),
     [("MODEL.SDTPS_BETA=0.7", "MODEL.SDTPS_BETA=0.7"), ("MODEL.SDTPS_SPARSE_RATIO=0", "MODEL.SDTPS_SPARSE_RATIO=0"),
      ("MODEL.USE_SDTPS=perhaps", "MODEL.USE_SDTPS='perhaps'"), ("MODEL.SELECTION=best", "sdtps.*random.*mean"),
-     ("SOLVER.IMS_PER_BATCH=30", "no multiple of DATALOADER"), ("SOLVER.IMS_PER_BATCH=4", "two identities"),
-     ("SOLVER.WARMUP_STEPS=100000", "WARMUP_STEPS"), ("MODEL.HEADS=5", "5 HEADS"), ("MODEL", "no KEY=VALUE"),
-     ("MODEL=3", "MODEL=3"), ("OUTPUT_DIR.X=3", "OUTPUT_DIR"), ("MODEL.WIDTH=[", "no YAML"),
+     ("SOLVER.IMS_PER_BATCH=30", "not a multiple of DATALOADER"), ("SOLVER.IMS_PER_BATCH=4", "two identities"),
+     ("SOLVER.WARMUP_STEPS=100000", "WARMUP_STEPS"), ("MODEL.HEADS=5", "5 HEADS"), ("MODEL", "not KEY=VALUE"),
+     ("MODEL=3", "MODEL=3"), ("OUTPUT_DIR.X=3", "OUTPUT_DIR"), ("MODEL.WIDTH=[", "not valid YAML"),
      ("SOLVER.MAX_STEPS=2.5", "SOLVER.MAX_STEPS=2.5"), ("INPUT.SIZE_TRAIN=64", "INPUT.SIZE_TRAIN=64")],
 )  # fmt: skip
 def test_wrong_values_are_named(pair, message):

@@ -226,7 +226,7 @@ def test_open_clip_files_that_are_wrong(tiny_clip, tmp_path):
         build_backbone(ModelSection(TRANSFORMER_TYPE=name, PRETRAIN_PATH=str(tmp_path / "other.pt")), (32, 32))
     with pytest.raises(UnknownNameError, match='Did you mean "ViT-B-16"'):
         build_backbone(ModelSection(TRANSFORMER_TYPE="ViT-B16"), (32, 32))
-    with pytest.raises(OptionError, match="no plain vision transformer"):
+    with pytest.raises(OptionError, match="not a plain vision transformer"):
         build_backbone(ModelSection(TRANSFORMER_TYPE="RN50"), (32, 32))
     with pytest.raises(OptionError, match="patch size 8"):
         build_backbone(ModelSection(TRANSFORMER_TYPE=name), (36, 32))

@@ -74,11 +74,11 @@ def test_files_that_are_none(tmp_path) -> None:
     with pytest.raises(MissingMaterialError, match="nowhere"):
         load_config(tmp_path / "nowhere")
     (tmp_path / "a.yaml").write_text("a: [1")
-    with pytest.raises(OptionError, match="no YAML"):
+    with pytest.raises(OptionError, match="not valid YAML"):
         load_config(tmp_path / "a.yaml")
     with pytest.raises(UnknownNameError, match='Did you mean "merge_ratio"'):
         load_config(SEED, ["merge_ration=0.4"])
-    with pytest.raises(OptionError, match="no KEY=VALUE"):
+    with pytest.raises(OptionError, match="not KEY=VALUE"):
         load_config(SEED, ["merge_ratio"])
 
 
