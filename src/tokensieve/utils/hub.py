@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Iterator
 
-__all__ = ["quiet_hub"]
+__all__ = ["quiet_hub", "quiet_transformers"]
 
 
 def _news(record: logging.LogRecord) -> bool:
@@ -26,3 +26,19 @@ def quiet_hub() -> Iterator[None]:
     finally:
         hub.setLevel(level)
         root.removeFilter(_news)
+
+
+@contextlib.contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Without transformers' progress bars and its reports on weights while a model is read."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -7,8 +7,7 @@ a small safetensors file beside this one. Imports zoo.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tokensieve.errors import MissingMaterialError
+from tokensieve.utils.hub import quiet_transformers
 from tokensieve.utils.tensor_files import read_tensors
 from tokensieve.zoo import vit_s14
 from tokensieve.zoo.minilm import minilm_folder
@@ -34,7 +34,7 @@ def build_default_clip() -> nn.Module:
     from open_clip.model import CustomTextCLIP
 
     folder = str(minilm_folder())
-    with _quiet():
+    with quiet_transformers():
         model = CustomTextCLIP(
             EMBED,
             vision_cfg={
@@ -51,22 +51,6 @@ def build_default_clip() -> nn.Module:
     assert missing == ["proj"], missing
     assert not unexpected, unexpected
     return model.eval()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the loader's report on the unused pooling layer and its progress bar."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 def load_default_clip(device: str = "cpu") -> tuple[nn.Module, Callable[..., Tensor], Callable[..., Tensor]]:

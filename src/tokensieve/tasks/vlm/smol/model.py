@@ -8,8 +8,6 @@ Imports zoo and torch; transformers inside functions.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from torch import Tensor, nn
 
 from tokensieve.errors import MissingMaterialError, UnsupportedModelError
 from tokensieve.tasks.vlm.smol.features import LAYERS, TOKENS
+from tokensieve.utils.hub import quiet_transformers
 from tokensieve.utils.tensor_files import read_tensors
 from tokensieve.zoo.smollm2 import load_smollm2
 from tokensieve.zoo.vit_s14 import MEAN, PATCH, STD, vit_s14_dinov2
@@ -46,7 +45,7 @@ def build_smol_llava() -> tuple[Any, Any]:
     """(model, processor) in evaluation mode, float32; the projector is untrained."""
     from transformers import LlavaConfig, LlavaForConditionalGeneration
 
-    with _quiet():
+    with quiet_transformers():
         language, tokenizer = load_smollm2()
         tokenizer.add_special_tokens({"additional_special_tokens": [IMAGE]})
         language.resize_token_embeddings(len(tokenizer), mean_resizing=False)
@@ -120,19 +119,3 @@ def merge_adapter(model: Any, tensors: dict[str, Tensor]) -> None:
     for module in sorted({name for name, _ in found}):
         weight = inner.language_model.get_submodule(module).weight
         weight += tensors[f"lora.{module}.B"].float() @ tensors[f"lora.{module}.A"].float()
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without progress bars and advice while weights are read."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
